@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+// Codecs against memcpy: one worker, one thread. In a world of one the reduction is the identity,
+// so a step is all codec.
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include "addend/codec.h"
+#include "apps/addend/bench.h"
+#include "apps/addend/page_buffer.h"
+#include "apps/addend/worker.h"
+#include "apps/workload/gradient.h"
+
+namespace addend::cli {
+
+namespace {
+
+struct Pattern {
+  double density = 0.05;
+  uint64_t row = 1;
+};
+
+constexpr uint32_t kAllRounds = Report::kMaxRounds;
+
+/// A subject, the mode it must run in, and the times it promises, 0 where it promises none.
+struct Subject {
+  const char* name;
+  const char* codec;
+  std::string_view mode;
+  Pattern pattern;
+  /// Opening these rounds is encoding. A sketch is peeled when it is asked for one more: that is
+  /// decoding.
+  uint32_t encode_rounds = kAllRounds;
+  double max_encode_x = 0;
+  double max_decode_x = 0;
+  double max_total_x = 0;
+};
+
+constexpr Subject kSubjects[] = {
+    {"dense", "dense", "dense", {0.05, 1}},
+    {"packed 5 %", "exact:mode=packed", "packed", {0.05, 1}, kAllRounds, 0, 0, 2.0},
+    {"packed 1 %", "exact:mode=packed", "packed", {0.01, 1}, kAllRounds, 0, 0, 1.5},
+    {"packed 100 %", "exact:mode=packed", "packed", {1.0, 1}},
+    {"two-level rows", "exact:mode=two-level", "two-level", {0.05, 64}},
+    {"sketch 5 %", "exact:mode=sketch", "sketch", {0.05, 1}, 1, 4.0, 8.0, 0},
+    {"reproducible 5 %", "exact:mode=packed,values=reproducible", "packed", {0.05, 1}},
+    {"sketch reproducible", "exact:mode=sketch,values=reproducible", "sketch", {0.05, 1}, 2},
+};
+
+constexpr Subject kMillion{"sketch with a million non-zeros", "exact:mode=sketch", "sketch", {}, 1};
+
+/// The gradient under test and the target of memcpy, shared by all subjects of one size.
+class Bench {
+ public:
+  static Result<Bench> create(const BenchOptions& options) {
+    Bench bench(options);
+    for (PageBuffer* buffer : {&bench.gradient_, &bench.copy_}) {
+      auto pages = PageBuffer::create(options.count * sizeof(float));
+      if (!pages) return pages.error();
+      *buffer = *std::move(pages);
+    }
+    return bench;
+  }
+
+  void draw(const Pattern& pattern) {
+    workload::GradientSpec spec;
+    spec.count = options_.count;
+    spec.density = pattern.density;
+    spec.row = pattern.row;
+    spec.seed = options_.seed;
+    generate(spec, {0, 0}, {0, spec.count}, gradient_.data());
+    const auto* values = static_cast<const float*>(gradient_.data());
+    nonzeros_ =
+        options_.count - static_cast<uint64_t>(std::count(values, values + options_.count, 0.0f));
+  }
+
+  Result<std::unique_ptr<Codec>> make_codec(const char* text) const {
+    auto spec = CodecSpec::parse(text);
+    if (!spec) return spec.error();
+    Layout layout;
+    layout.count = options_.count;
+    layout.seed = options_.seed;
+    return create_codec(*spec, layout);
+  }
+
+  /// One step; a world of one gives the gradient back.
+  Result<Laps> step(Codec& codec, void* target, uint32_t encode_rounds) const {
+    Round round;
+    const double start = now_us();
+    double encoded = start;
+    ADDEND_TRY(codec.begin(gradient_.data()));
+    for (uint32_t rounds = 1;; ++rounds) {
+      auto more = codec.next_round(round);
+      if (!more) return more.error();
+      if (!*more) break;
+      if (rounds <= encode_rounds) encoded = now_us();
+    }
+    ADDEND_TRY(codec.finish(target));
+    return Laps{encoded - start, now_us() - encoded};
+  }
+
+  /// Two steps (the second knows the union), the second decoded over garbage: a decoder that leaves
+  /// holes is found.
+  Status check(Codec& codec, const Subject& subject) const {
+    ADDEND_TRY(step(codec, gradient_.data(), subject.encode_rounds));
+    std::memset(copy_.data(), 0xa5, copy_.bytes());
+    ADDEND_TRY(step(codec, copy_.data(), subject.encode_rounds));
+    if (std::memcmp(copy_.data(), gradient_.data(), copy_.bytes()) != 0) {
+      return make_error(Errc::kUndecodable,
+                        fmt::format("{} did not give the gradient back", subject.name));
+    }
+    if (codec.report().mode == subject.mode) return {};
+    return make_error(Errc::kUnsupported,
+                      fmt::format("{} ran in mode {} instead of {}", subject.name,
+                                  codec.report().mode, subject.mode));
+  }
+
+  Result<CodecLine> measure(const Subject& subject, Codec& codec) const {
+    auto result = race({gradient_.data(), copy_.data(), gradient_.bytes()}, options_.repeats,
+                       [&] { return step(codec, gradient_.data(), subject.encode_rounds); });
+    if (!result) return result.error();
+    const Report& report = codec.report();
+    const double bytes = static_cast<double>(gradient_.bytes());
+    CodecLine line;
+    line.subject = subject.name;
+    line.codec = subject.codec;
+    line.mode = report.mode;
+    line.memcpy_gb_per_s = bytes / result->memcpy_us * 1e-3;
+    line.encode_gb_per_s = bytes / result->subject.first_us * 1e-3;
+    line.decode_gb_per_s = bytes / result->subject.second_us * 1e-3;
+    line.encode_x = result->first_x;
+    line.decode_x = result->second_x;
+    line.total_x = result->total_x;
+    line.wire_bytes = report.wire_bytes;
+    line.ratio = bytes / static_cast<double>(std::max<uint64_t>(report.wire_bytes, 1));
+    return line;
+  }
+
+  uint64_t nonzeros() const { return nonzeros_; }
+
+ private:
+  explicit Bench(const BenchOptions& options) : options_(options) {}
+
+  BenchOptions options_;
+  PageBuffer gradient_;
+  PageBuffer copy_;
+  uint64_t nonzeros_ = 0;
+};
+
+void add_time_bars(const Subject& subject, const CodecLine& line, std::vector<Bar>& bars) {
+  const auto add = [&](const char* part, double value, double limit) {
+    if (limit == 0) return;
+    bars.push_back(
+        {fmt::format("{}: {} time / memcpy", subject.name, part), value, limit, true, true});
+  };
+  add("encode", line.encode_x, subject.max_encode_x);
+  add("decode", line.decode_x, subject.max_decode_x);
+  add("encode + decode", line.total_x, subject.max_total_x);
+}
+
+void add_byte_bars(const Subject& subject, const BenchOptions& options, uint64_t nonzeros,
+                   const Report& report, std::vector<Bar>& bars) {
+  const double wire = static_cast<double>(report.wire_bytes);
+  const double values = 4 * static_cast<double>(nonzeros);
+  if (subject.codec == std::string_view("exact:mode=packed")) {
+    const double index = static_cast<double>(options.count) / 8;
+    bars.push_back({fmt::format("{}: wire bytes / (count / 8 + 4 non-zeros)", subject.name),
+                    wire / (index + values), 1.001});
+  }
+  if (subject.mode == "two-level") {
+    bars.push_back(
+        {fmt::format("{}: wire bytes / (4 non-zeros)", subject.name), wire / values, 1.02});
+  }
+}
+
+/// Cells a non-zero need a million of them: where the bench is too small for that at 5 %, more are
+/// drawn.
+Status bench_sketch_cells(const BenchOptions& options, Bench& bench, BenchResults& results) {
+  constexpr double kNonzeros = 1.25e6;
+  const double density = std::max(0.05, kNonzeros / static_cast<double>(options.count));
+  if (density > 0.5) return {};
+  bench.draw({density, 1});
+  auto codec = bench.make_codec(kMillion.codec);
+  if (!codec) return codec.error();
+  ADDEND_TRY(bench.check(**codec, kMillion));
+  const Report& report = (*codec)->report();
+  results.bars.push_back({fmt::format("sketch, {} non-zeros: cells / non-zero", bench.nonzeros()),
+                          static_cast<double>(report.cells) / static_cast<double>(bench.nonzeros()),
+                          1.30});
+  return {};
+}
+
+}  // namespace
+
+Status bench_codecs(const BenchOptions& options, BenchResults& results) {
+  auto bench = Bench::create(options);
+  if (!bench) return bench.error();
+  for (const Subject& subject : kSubjects) {
+    if (!options.wants(subject.name)) continue;
+    fmt::print(stderr, "bench: {}\n", subject.name);
+    bench->draw(subject.pattern);
+    auto codec = bench->make_codec(subject.codec);
+    if (!codec) return codec.error();
+    ADDEND_TRY(bench->check(**codec, subject));
+    auto line = bench->measure(subject, **codec);
+    if (!line) return line.error();
+    add_time_bars(subject, *line, results.bars);
+    add_byte_bars(subject, options, bench->nonzeros(), (*codec)->report(), results.bars);
+    results.codecs.push_back(*std::move(line));
+  }
+  if (options.wants("sketch cells")) ADDEND_TRY(bench_sketch_cells(options, *bench, results));
+  return {};
+}
+
+}  // namespace addend::cli

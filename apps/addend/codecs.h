@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lists of codecs as users write them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "addend/codec.h"
+#include "addend/result.h"
+
+namespace addend::cli {
+
+/// Every codec of this build with the modes worth comparing, dense first.
+std::vector<std::string> sensible_codecs();
+
+/// Adds the repeatable option --codec. `codecs` holds the default.
+CLI::Option* add_codec_option(CLI::App& command, std::vector<std::string>& codecs);
+
+/// Parses all of `codecs` and makes sure that each can be created for `layout`, so that a typing
+/// error is found before work starts.
+Result<std::vector<CodecSpec>> parse_codecs(const std::vector<std::string>& codecs,
+                                            const Layout& layout);
+
+/// Adds --dtype and parses its value.
+CLI::Option* add_dtype_option(CLI::App& command, std::string& dtype);
+DType parse_dtype(const std::string& dtype);
+
+}  // namespace addend::cli

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+// addend perf: all-reduce speed over a sweep of sizes, in the habit of nccl-tests.
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "apps/addend/codecs.h"
+#include "apps/addend/command.h"
+#include "apps/addend/machine.h"
+#include "apps/addend/perf_rank.h"
+#include "apps/addend/table.h"
+#include "apps/addend/worker.h"
+
+namespace addend::cli {
+
+namespace {
+
+struct PerfOptions {
+  uint64_t begin_bytes = uint64_t{1} << 20;
+  uint64_t end_bytes = uint64_t{64} << 20;
+  uint32_t factor = 4;
+  std::vector<std::string> codecs{"dense", "exact"};
+  std::string dtype = "f32";
+  std::string overlap = "random";
+  std::string values = "normal";
+  std::string reducer = "local";
+  uint32_t workers = 4;
+  bool json = false;
+  PerfPlan plan;
+};
+
+constexpr const char* kFooter =
+    "Columns: algbw = dense bytes / time, busbw = algbw * 2 (n - 1) / n (as nccl-tests defines "
+    "them);\n"
+    "wire = bytes one worker hands to the reducer; x dense = dense's time / this time in the same "
+    "run;\n"
+    "#wrong = elements farther from a double-precision sum than dense float addition may be.\n"
+    "Sizes take K, M, G (powers of 1024). Exit code 1 if any element is wrong.\n\n"
+    "Examples:\n"
+    "  addend perf -b 1M -e 256M -f 4 --density 0.01\n"
+    "  addend perf -b 64M -e 64M --codec exact:mode=packed --codec exact:mode=sketch --overlap "
+    "none\n"
+    "  addend perf --rows 64 --density 0.05 --dtype bf16 --workers 8 --json\n"
+    "  mpirun -n 4 addend perf --reducer mpi -b 16M -e 16M\n";
+
+const std::vector<Column>& columns() {
+  static const std::vector<Column> kColumns{
+      {"size", Align::kRight, 11},    {"count", Align::kRight, 10}, {"codec", Align::kLeft, 24},
+      {"mode", Align::kLeft, 9},      {"union", Align::kRight, 7},  {"wire", Align::kRight, 11},
+      {"time us", Align::kRight, 10}, {"algbw", Align::kRight, 7},  {"busbw", Align::kRight, 7},
+      {"x dense", Align::kRight, 7},  {"#wrong", Align::kRight, 6},
+  };
+  return kColumns;
+}
+
+std::string row_text(const PerfRow& row) {
+  const std::string mode =
+      row.fallback == "none" ? row.mode : fmt::format("{}>{}", row.mode, row.fallback);
+  return format_row(columns(), {std::to_string(row.bytes), std::to_string(row.count), row.codec,
+                                mode, fmt::format("{:.2f}%", row.union_density * 100),
+                                std::to_string(row.wire_bytes), fmt::format("{:.1f}", row.time_us),
+                                fmt::format("{:.2f}", row.algbw), fmt::format("{:.2f}", row.busbw),
+                                fmt::format("{:.2f}", row.vs_dense), std::to_string(row.wrong)});
+}
+
+nlohmann::json row_json(const PerfRow& row) {
+  return {
+      {"bytes", row.bytes},
+      {"count", row.count},
+      {"codec", row.codec},
+      {"mode", row.mode},
+      {"fallback", row.fallback},
+      {"rounds", row.rounds},
+      {"union_density", row.union_density},
+      {"wire_bytes", row.wire_bytes},
+      {"time_us", row.time_us},
+      {"algbw_gb_per_s", row.algbw},
+      {"busbw_gb_per_s", row.busbw},
+      {"times_dense", row.vs_dense},
+      {"wrong", row.wrong},
+  };
+}
+
+Status complete_plan(PerfOptions& options) {
+  PerfPlan& plan = options.plan;
+  workload::GradientSpec& gradient = plan.gradient;
+  gradient.dtype = parse_dtype(options.dtype);
+  gradient.world = options.workers;
+  gradient.overlap = options.overlap == "none"   ? workload::Overlap::kNone
+                     : options.overlap == "full" ? workload::Overlap::kFull
+                                                 : workload::Overlap::kRandom;
+  gradient.values = options.values == "lognormal"  ? workload::Values::kLognormal
+                    : options.values == "integers" ? workload::Values::kIntegers
+                                                   : workload::Values::kNormal;
+  ADDEND_TRY(validate(gradient));
+  if (options.begin_bytes > options.end_bytes) {
+    return make_error(Errc::kInvalidArgument, "the sweep ends (-e) before it begins (-b)");
+  }
+  if (options.begin_bytes == 0) {
+    return make_error(Errc::kInvalidArgument, "the sweep must begin (-b) above 0 bytes");
+  }
+  for (uint64_t bytes = options.begin_bytes; bytes <= options.end_bytes; bytes *= options.factor) {
+    plan.sizes.push_back(bytes);
+    if (bytes > options.end_bytes / options.factor) break;
+  }
+  Layout layout;
+  layout.dtype = gradient.dtype;
+  layout.count = 1;
+  layout.world = options.workers;
+  auto specs = parse_codecs(options.codecs, layout);
+  if (!specs) return specs.error();
+  plan.codecs = *std::move(specs);
+  return {};
+}
+
+void print_preamble(const PerfOptions& options) {
+  const workload::GradientSpec& gradient = options.plan.gradient;
+  fmt::print("# {}\n", summarize(describe_machine()));
+  fmt::print(
+      "# {} workers ({}), {}, density {:g} a worker, overlap {}, rows of {}, {} values, seed {}\n",
+      gradient.world, options.reducer == "mpi" ? "MPI" : "threads", options.dtype, gradient.density,
+      options.overlap, gradient.row, options.values, gradient.seed);
+  fmt::print("# {} warm-up and {} timed iterations; median of the slowest worker's time\n",
+             options.plan.warmup, options.plan.iterations);
+  fmt::print("{}\n", format_header(columns()));
+  std::fflush(stdout);
+}
+
+nlohmann::json document(const PerfOptions& options, nlohmann::json rows) {
+  const workload::GradientSpec& gradient = options.plan.gradient;
+  return {
+      {"machine", to_json(describe_machine())},
+      {"workers", gradient.world},
+      {"reducer", options.reducer},
+      {"dtype", options.dtype},
+      {"density", gradient.density},
+      {"overlap", options.overlap},
+      {"rows", gradient.row},
+      {"values", options.values},
+      {"seed", gradient.seed},
+      {"warmup", options.plan.warmup},
+      {"iterations", options.plan.iterations},
+      {"results", std::move(rows)},
+  };
+}
+
+/// Prints on rank 0 only; every rank counts what was wrong, so that all exit alike.
+class Printer {
+ public:
+  Printer(const PerfOptions& options, bool prints) : options_(options), prints_(prints) {
+    if (prints_ && !options_.json) print_preamble(options_);
+  }
+  void add(const PerfRow& row) {
+    wrong_ += row.wrong;
+    if (!prints_) return;
+    if (options_.json) {
+      rows_.push_back(row_json(row));
+      return;
+    }
+    fmt::print("{}\n", row_text(row));
+    std::fflush(stdout);
+  }
+  int finish() {
+    if (prints_ && options_.json) fmt::print("{}\n", document(options_, std::move(rows_)).dump(2));
+    if (wrong_ == 0) return 0;
+    if (prints_) fmt::print(stderr, "addend: error: {} elements are wrong\n", wrong_);
+    return 1;
+  }
+
+ private:
+  const PerfOptions& options_;
+  bool prints_;
+  uint64_t wrong_ = 0;
+  nlohmann::json rows_ = nlohmann::json::array();
+};
+
+int run_local(const PerfOptions& options) {
+  Printer printer(options, true);
+  Status status = run_workers(options.workers, [&](Reducer& reducer) {
+    const bool first = reducer.worker() == 0;
+    return run_perf_rank(reducer, options.plan, [&](const PerfRow& row) {
+      if (first) printer.add(row);
+    });
+  });
+  return status ? printer.finish() : fail(status.error());
+}
+
+int run_mpi(PerfOptions& options, Reducer& reducer) {
+  Printer printer(options, reducer.worker() == 0);
+  Status status =
+      run_perf_rank(reducer, options.plan, [&](const PerfRow& row) { printer.add(row); });
+  return status ? printer.finish() : fail(status.error());
+}
+
+int run_perf(PerfOptions& options) {
+  std::unique_ptr<Reducer> mpi;
+  if (options.reducer == "mpi") {
+    auto reducer = create_mpi_reducer();
+    if (!reducer) return fail(reducer.error());
+    mpi = *std::move(reducer);
+    options.workers = mpi->world();
+  }
+  Status plan = complete_plan(options);
+  if (!plan) return fail(plan.error());
+  return mpi ? run_mpi(options, *mpi) : run_local(options);
+}
+
+void add_sweep_options(CLI::App& command, PerfOptions& options) {
+  command.add_option("-b,--begin", options.begin_bytes, "smallest size of the dense gradient")
+      ->transform(CLI::AsSizeValue(false).description(""))
+      ->type_name("BYTES")
+      ->default_str("1M");
+  command.add_option("-e,--end", options.end_bytes, "largest size")
+      ->transform(CLI::AsSizeValue(false).description(""))
+      ->type_name("BYTES")
+      ->default_str("64M");
+  command.add_option("-f,--factor", options.factor, "from one size to the next")
+      ->check(CLI::Range(2, 1024))
+      ->capture_default_str();
+  command.add_option("-w,--warmup", options.plan.warmup, "iterations before timing")
+      ->capture_default_str();
+  command.add_option("-n,--iters", options.plan.iterations, "timed iterations")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+}
+
+void add_gradient_options(CLI::App& command, PerfOptions& options) {
+  workload::GradientSpec& gradient = options.plan.gradient;
+  add_dtype_option(command, options.dtype);
+  command.add_option("--density", gradient.density, "non-zero fraction of each worker's gradient")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  command.add_option("--overlap", options.overlap, "of the workers' non-zeros")
+      ->check(CLI::IsMember({"none", "random", "full"}))
+      ->capture_default_str();
+  command.add_option("--rows", gradient.row, "elements that are zero or non-zero together")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command.add_option("--values", options.values, "distribution of the non-zeros")
+      ->check(CLI::IsMember({"normal", "lognormal", "integers"}))
+      ->capture_default_str();
+  command.add_option("--sigma", gradient.sigma, "deviation of the logarithm, for lognormal")
+      ->check(CLI::Range(0.0, 20.0))
+      ->capture_default_str();
+  command.add_option("--seed", gradient.seed, "of gradients and codecs")->capture_default_str();
+}
+
+}  // namespace
+
+void add_perf_command(CLI::App& app, Exit& exit) {
+  CLI::App* command =
+      app.add_subcommand("perf", "Measure all-reduce over a sweep of sizes, against dense");
+  auto options = std::make_shared<PerfOptions>();
+  add_sweep_options(*command, *options);
+  add_codec_option(*command, options->codecs);
+  add_gradient_options(*command, *options);
+  command->add_option("--reducer", options->reducer, "threads of this process, or MPI ranks")
+      ->check(CLI::IsMember({"local", "mpi"}))
+      ->capture_default_str();
+  command->add_option("--workers", options->workers, "threads; under MPI the ranks decide")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  command
+      ->add_option("--latency-us", options->plan.network.latency_us, "planner's hint: of one round")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--gbit", options->plan.network.gbit_per_s, "planner's hint: link speed")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_flag("--json", options->json, "print one JSON document");
+  command->footer(kFooter);
+  command->callback([options, &exit] { exit.code = run_perf(*options); });
+}
+
+}  // namespace addend::cli

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/addend/perf_rank.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "apps/addend/page_buffer.h"
+#include "apps/addend/worker.h"
+#include "apps/workload/check.h"
+
+namespace addend::cli {
+
+namespace {
+
+/// One rank at one size: its gradient and the buffer that is all-reduced.
+class SizeRun {
+ public:
+  SizeRun(Reducer& reducer, const PerfPlan& plan, uint64_t bytes)
+      : reducer_(reducer), plan_(plan), gradient_(plan.gradient), bytes_(bytes) {
+    gradient_.world = reducer.world();
+    gradient_.count = bytes / dtype_bytes(gradient_.dtype);
+    bytes_ = gradient_.count * dtype_bytes(gradient_.dtype);
+  }
+
+  Status prepare() {
+    auto source = PageBuffer::create(bytes_);
+    if (!source) return source.error();
+    auto work = PageBuffer::create(bytes_);
+    if (!work) return work.error();
+    source_ = *std::move(source);
+    work_ = *std::move(work);
+    generate(gradient_, {reducer_.worker(), 0}, {0, gradient_.count}, source_.data());
+    return {};
+  }
+
+  Result<PerfRow> measure(const CodecSpec& spec) {
+    const Layout layout = make_layout();
+    auto worker = Worker::create(reducer_, spec, {&layout, 1});
+    if (!worker) return worker.error();
+    std::vector<float> times;
+    ADDEND_TRY(iterate(**worker, times));
+    (*worker)->close();
+    ADDEND_TRY(reduce_max(reducer_, times));
+    workload::SumCheck check = check_result();
+    std::array<int64_t, 1> wrong{static_cast<int64_t>(check.wrong)};
+    ADDEND_TRY(reduce_sum(reducer_, wrong));
+
+    const Report& report = (*worker)->codec(0).report();
+    PerfRow row = make_row(median({times.begin(), times.end()}));
+    row.codec = spec.to_string();
+    row.mode = report.mode;
+    row.fallback = report.fallback;
+    row.rounds = report.rounds;
+    row.wire_bytes = report.wire_bytes;
+    row.union_density = gradient_.count == 0 ? 0
+                                             : static_cast<double>(check.union_nonzeros) /
+                                                   static_cast<double>(gradient_.count);
+    row.wrong = static_cast<uint64_t>(wrong[0]);
+    return row;
+  }
+
+ private:
+  Layout make_layout() const {
+    Layout layout;
+    layout.dtype = gradient_.dtype;
+    layout.count = gradient_.count;
+    layout.world = reducer_.world();
+    layout.seed = gradient_.seed;
+    layout.network = plan_.network;
+    return layout;
+  }
+
+  Status iterate(Worker& worker, std::vector<float>& times) {
+    for (uint32_t i = 0; i < plan_.warmup + plan_.iterations; ++i) {
+      std::memcpy(work_.data(), source_.data(), bytes_);
+      void* gradient = work_.data();
+      ADDEND_TRY(worker.barrier());
+      const double start = now_us();
+      ADDEND_TRY(worker.all_reduce({&gradient, 1}));
+      if (i >= plan_.warmup) times.push_back(static_cast<float>(now_us() - start));
+    }
+    return {};
+  }
+
+  /// Draws the others' gradients again, piece by piece, instead of asking for them.
+  workload::SumCheck check_result() const {
+    constexpr uint64_t kPiece = 1 << 16;
+    const uint32_t element = dtype_bytes(gradient_.dtype);
+    std::vector<std::vector<uint64_t>> pieces(gradient_.world);
+    std::vector<const void*> inputs;
+    for (auto& piece : pieces) {
+      piece.resize(kPiece * element / sizeof(uint64_t));
+      inputs.push_back(piece.data());
+    }
+    workload::SumCheck total;
+    for (uint64_t first = 0; first < gradient_.count; first += kPiece) {
+      const uint64_t count = std::min(kPiece, gradient_.count - first);
+      for (uint32_t worker = 0; worker < gradient_.world; ++worker) {
+        generate(gradient_, {worker, 0}, {first, count}, pieces[worker].data());
+      }
+      const char* sum = static_cast<const char*>(work_.data()) + first * element;
+      total.merge(workload::check_sum(gradient_.dtype, inputs, sum, count, first));
+    }
+    return total;
+  }
+
+  PerfRow make_row(double time_us) const {
+    PerfRow row;
+    const double n = reducer_.world();
+    row.bytes = bytes_;
+    row.count = gradient_.count;
+    row.time_us = time_us;
+    row.algbw = time_us > 0 ? static_cast<double>(bytes_) / time_us * 1e-3 : 0;
+    row.busbw = row.algbw * 2 * (n - 1) / n;
+    return row;
+  }
+
+  Reducer& reducer_;
+  const PerfPlan& plan_;
+  workload::GradientSpec gradient_;
+  uint64_t bytes_;
+  PageBuffer source_;
+  PageBuffer work_;
+};
+
+}  // namespace
+
+Status run_perf_rank(Reducer& reducer, const PerfPlan& plan,
+                     const std::function<void(const PerfRow&)>& emit) {
+  const CodecSpec dense_spec{"dense", {}};
+  for (uint64_t bytes : plan.sizes) {
+    SizeRun run(reducer, plan, bytes);
+    ADDEND_TRY(run.prepare());
+    // Dense is always measured, asked for or not: it is what every other line is held against.
+    auto dense = run.measure(dense_spec);
+    if (!dense) return dense.error();
+    for (const CodecSpec& spec : plan.codecs) {
+      const bool is_dense = spec.to_string() == dense_spec.to_string();
+      auto row = is_dense ? dense : run.measure(spec);
+      if (!row) return row.error();
+      row->vs_dense = row->time_us > 0 ? dense->time_us / row->time_us : 0;
+      emit(*row);
+    }
+  }
+  return {};
+}
+
+}  // namespace addend::cli

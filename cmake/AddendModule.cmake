@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+# One line per module: addend_module(<name> DEPS <modules> SRCS <files> [LIBS <targets>] [TESTS <files>]).
+# DEPS are the module's allowed arrows; tools/check_layers.py reads them and rejects any other #include.
+
+# Flags every target of the project is compiled with; never installed.
+add_library(addend_flags INTERFACE)
+target_compile_features(addend_flags INTERFACE cxx_std_20)
+# Fused multiply-add would make scalar, SIMD and CUDA results differ in the last bit.
+target_compile_options(addend_flags INTERFACE -ffp-contract=off -fno-math-errno -fvisibility=hidden)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  # popcount everywhere outside the dispatched kernels; every x86 server since 2009 has it.
+  target_compile_options(addend_flags INTERFACE -march=x86-64-v2)
+endif()
+if(ADDEND_DEVELOPER)
+  target_compile_options(addend_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+    # GCC bug 105651: a false alarm on std::string concatenation.
+    target_compile_options(addend_flags INTERFACE -Wno-restrict)
+  endif()
+endif()
+if(ADDEND_ASSERTIONS)
+  target_compile_definitions(addend_flags INTERFACE ADDEND_ASSERTIONS=1)
+endif()
+if(ADDEND_SANITIZE)
+  target_compile_options(addend_flags INTERFACE -fsanitize=${ADDEND_SANITIZE} -fno-sanitize-recover=all
+                                                -fno-omit-frame-pointer)
+  target_link_options(addend_flags INTERFACE -fsanitize=${ADDEND_SANITIZE})
+endif()
+
+function(addend_module name)
+  cmake_parse_arguments(ARG "" "" "DEPS;SRCS;LIBS;TESTS" ${ARGN})
+  add_library(addend_${name} STATIC)
+  add_library(addend::${name} ALIAS addend_${name})
+  target_sources(addend_${name} PRIVATE ${ARG_SRCS})
+  set_target_properties(addend_${name} PROPERTIES EXPORT_NAME ${name} POSITION_INDEPENDENT_CODE ON
+                                                  LINKER_LANGUAGE CXX)
+  target_include_directories(addend_${name}
+    PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>
+    PRIVATE ${PROJECT_SOURCE_DIR}/src)
+  foreach(dep IN LISTS ARG_DEPS)
+    target_link_libraries(addend_${name} PUBLIC addend::${dep})
+  endforeach()
+  target_link_libraries(addend_${name} PRIVATE $<BUILD_INTERFACE:addend_flags>)
+  target_link_libraries(addend_${name} PUBLIC ${ARG_LIBS})
+  set_property(GLOBAL APPEND PROPERTY ADDEND_MODULES addend_${name})
+  if(ADDEND_DEVELOPER AND ARG_TESTS)
+    addend_test(${name}_test SRCS ${ARG_TESTS} LIBS addend::${name})
+  endif()
+endfunction()
+
+# A test binary that may see the internals of src/.
+function(addend_test name)
+  cmake_parse_arguments(ARG "" "LABEL;TIMEOUT" "SRCS;LIBS" ${ARGN})
+  add_executable(${name} ${ARG_SRCS})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR})
+  target_link_libraries(${name} PRIVATE ${ARG_LIBS} addend_flags GTest::gtest GTest::gtest_main)
+  add_test(NAME ${name} COMMAND ${name})
+  if(NOT ARG_LABEL)
+    set(ARG_LABEL unit)
+  endif()
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 900)
+  endif()
+  set_tests_properties(${name} PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT})
+endfunction()

@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Addend's C ABI: the door for every other language. Opaque handles, status codes with messages, no
+ * exceptions.
+ *
+ * Versioning: functions are only added within a major version; structs carry a size that the caller
+ * sets, and grow at the end. Threads: handles are not thread-safe unless said; different handles
+ * may be used by different threads at once. Memory: gradients stay the caller's; a failed call
+ * leaves them untouched. Handles are freed with their own function, which accepts NULL.
+ *
+ * A worker's step, with the reduction done by the caller (NCCL, Gloo, anything that can add):
+ *
+ *   addend_codec_begin(codec, gradient);
+ *   while (addend_codec_next_round(codec, &round) == ADDEND_OK && round.plane_count > 0)
+ *     for each plane: all-reduce plane.data in place with the operation plane.op;
+ *   addend_codec_finish(codec, gradient);
+ */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "addend/wire.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define ADDEND_API __attribute__((visibility("default")))
+#else
+#define ADDEND_API
+#endif
+
+#define ADDEND_ABI_VERSION 1
+
+typedef enum addend_status {
+  ADDEND_OK = 0,
+  ADDEND_INVALID_ARGUMENT = 1, /* the caller's input is wrong; nothing was changed */
+  ADDEND_MALFORMED = 2,        /* bytes that claim to be ours are not */
+  ADDEND_UNDECODABLE = 3,      /* a sum contradicts itself: an adder lost or altered something */
+  ADDEND_CAPACITY = 4,         /* more than the plan was made for */
+  ADDEND_MISMATCH = 5,         /* workers do not share one plan */
+  ADDEND_TIMEOUT = 6,          /* a deadline passed */
+  ADDEND_UNAVAILABLE = 7,      /* a peer or an earlier failure stands in the way */
+  ADDEND_IO = 8,
+  ADDEND_UNSUPPORTED = 9, /* refused by name */
+  ADDEND_OUT_OF_MEMORY = 10
+} addend_status;
+
+/* The ABI version the library was built with; compare with ADDEND_ABI_VERSION. */
+ADDEND_API uint32_t addend_abi_version(void);
+/* "0.1.0" */
+ADDEND_API const char* addend_version(void);
+/* A word for a status: "capacity". */
+ADDEND_API const char* addend_status_name(addend_status status);
+/* What went wrong in the last call of this thread that failed; valid until the thread's next
+ * failing call. */
+ADDEND_API const char* addend_last_error(void);
+
+/* ---- Planes
+ * ----------------------------------------------------------------------------------------------------------
+ */
+
+typedef struct addend_plane {
+  addend_op op;
+  uint64_t lanes;
+  void* data;        /* in: this worker's lanes; out: the sum over workers */
+  const void* table; /* table sums: 16 entries of u8 or u16 */
+  void* sums;        /* table sums: where the sums go */
+} addend_plane;
+
+#define ADDEND_MAX_PLANES 4
+
+typedef struct addend_round {
+  uint32_t plane_count; /* 0: no more rounds */
+  addend_plane planes[ADDEND_MAX_PLANES];
+} addend_round;
+
+/* acc (op)= in for `lanes` lanes: what an adder does. Not for table sums. */
+ADDEND_API addend_status addend_fold(addend_op op, void* acc, const void* in, uint64_t lanes);
+/* acc[i] += table[index i]: two 4-bit indices a byte, the even lane in the low nibble. */
+ADDEND_API addend_status addend_fold_table(addend_op op, void* acc, const uint8_t* indices,
+                                           const void* table, uint64_t lanes);
+
+/* ---- Codecs
+ * ----------------------------------------------------------------------------------------------------------
+ */
+
+typedef struct addend_codec addend_codec;
+
+/* What all workers agree on. Set `size` to sizeof(addend_layout) and start from addend_layout_init.
+ */
+typedef struct addend_layout {
+  uint32_t size;
+  addend_dtype dtype;
+  uint64_t count; /* elements */
+  uint32_t world; /* workers, 1 to 2^20 */
+  uint32_t reserved;
+  uint64_t seed;
+  uint64_t bucket;           /* the caller's name for this gradient */
+  double network_latency_us; /* hints for the choice of mode; never change the result */
+  double network_gbit_per_s;
+} addend_layout;
+
+ADDEND_API void addend_layout_init(addend_layout* layout);
+
+/* `spec`: "exact", "dense", "exact:mode=sketch,values=reproducible". All workers must pass the same
+ * spec and layout. */
+ADDEND_API addend_status addend_codec_create(const char* spec, const addend_layout* layout,
+                                             addend_codec** codec);
+ADDEND_API void addend_codec_destroy(addend_codec* codec);
+/* Equal on all workers that may be summed, for the step that begins next or is in progress. */
+ADDEND_API uint64_t addend_codec_fingerprint(const addend_codec* codec);
+/* `gradient` must stay unchanged until finish or cancel. */
+ADDEND_API addend_status addend_codec_begin(addend_codec* codec, const void* gradient);
+/* Encodes the next round. Its planes must be reduced in place before the next call and belong to
+ * the codec. */
+ADDEND_API addend_status addend_codec_next_round(addend_codec* codec, addend_round* round);
+/* Decodes the sum into `gradient`; nothing is written on failure. */
+ADDEND_API addend_status addend_codec_finish(addend_codec* codec, void* gradient);
+ADDEND_API void addend_codec_cancel(addend_codec* codec);
+
+#define ADDEND_UNKNOWN (~(uint64_t)0)
+
+/* What the last finished step did. Set `size` to sizeof(addend_report). */
+typedef struct addend_report {
+  uint32_t size;
+  uint32_t rounds;
+  uint64_t wire_bytes;  /* handed to the reducer by one worker */
+  uint64_t dense_bytes; /* what dense would have handed over */
+  uint64_t round_bytes[8];
+  uint64_t local_nonzeros; /* or ADDEND_UNKNOWN */
+  uint64_t union_nonzeros; /* or ADDEND_UNKNOWN */
+  uint64_t cells;
+  uint64_t stuck_keys;
+  uint64_t escaped_values;
+  char mode[16];     /* "dense", "packed", "two-level", "sketch" */
+  char fallback[16]; /* "none", "fix-up", "packed", "dense", "first-step" */
+} addend_report;
+
+ADDEND_API addend_status addend_codec_report(const addend_codec* codec, addend_report* report);
+ADDEND_API uint64_t addend_codec_memory_bytes(const addend_codec* codec);
+
+/* ---- Reducers
+ * --------------------------------------------------------------------------------------------------------
+ */
+
+typedef struct addend_reducer addend_reducer;
+
+/* `world` workers that are threads of this process: writes `world` handles. Each belongs to one
+ * thread. */
+ADDEND_API addend_status addend_local_create(uint32_t world, addend_reducer** reducers);
+/* MPI_COMM_WORLD; ADDEND_UNSUPPORTED in a build without MPI. */
+ADDEND_API addend_status addend_mpi_create(addend_reducer** reducer);
+
+/* The caller's own engine: reduces every plane of `round` in place, within `timeout_ns`. Returns a
+ * status; on failure it may call addend_set_error first to say why. Called from one thread at a
+ * time, not the one that created it. */
+typedef addend_status (*addend_reduce_function)(void* context, addend_round* round,
+                                                uint64_t timeout_ns);
+ADDEND_API addend_status addend_custom_create(uint32_t world, uint32_t worker,
+                                              addend_reduce_function reduce, void* context,
+                                              addend_reducer** reducer);
+/* For reduce functions: the message that comes with the status they return. */
+ADDEND_API void addend_set_error(const char* message);
+
+ADDEND_API uint32_t addend_reducer_world(const addend_reducer* reducer);
+ADDEND_API uint32_t addend_reducer_worker(const addend_reducer* reducer);
+ADDEND_API void addend_reducer_destroy(addend_reducer* reducer);
+
+/* ---- The pipeline
+ * ----------------------------------------------------------------------------------------------------
+ */
+
+typedef struct addend_pipeline addend_pipeline;
+
+/* All rounds of all buckets run in submission order; workers must submit the same buckets in the
+ * same order. `reducer` must outlive the pipeline. depth 0 and deadline 0 mean the defaults (4
+ * buckets, 60 seconds a bucket). */
+ADDEND_API addend_status addend_pipeline_create(addend_reducer* reducer, uint32_t depth,
+                                                uint64_t deadline_ns, addend_pipeline** pipeline);
+/* Queues an in-place all-reduce (sum) and returns; blocks while `depth` buckets are in flight. */
+ADDEND_API addend_status addend_pipeline_submit(addend_pipeline* pipeline, addend_codec* codec,
+                                                void* gradient, uint64_t* ticket);
+/* Blocks until the bucket is decoded or has failed. Once per ticket; may be called from another
+ * thread than submit. */
+ADDEND_API addend_status addend_pipeline_wait(addend_pipeline* pipeline, uint64_t ticket);
+ADDEND_API void addend_pipeline_destroy(addend_pipeline* pipeline);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// The codec contract: a gradient becomes a short sequence of rounds, the summed rounds become the
+// summed gradient.
+//
+//   codec->begin(gradient);                     // every worker
+//   while (codec->next_round(round))            // encode
+//     reducer.reduce(round);                    // anything that can fold planes, in place
+//   codec->finish(gradient);                    // decode the sum
+//
+// All workers must create their codecs from the same (spec, layout) and step them together: the
+// plan of a step is a function of those and of earlier *sums*, never of one worker's data, so it is
+// the same everywhere without negotiation.
+//
+// Backends. A codec executes where its layout says. On a device, `gradient` and plane memory are
+// device pointers and all work is enqueued on `stream`: begin and finish never wait, and next_round
+// waits only for the few bytes that say how large the planes are (the union count is known to the
+// device alone); contents are valid in stream order.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "addend/plane.h"
+#include "addend/result.h"
+
+namespace addend {
+
+/// A codec by name with its options, as users write it: "exact:mode=sketch,values=reproducible".
+struct CodecSpec {
+  std::string name;
+  std::vector<std::pair<std::string, std::string>> options;
+
+  /// Checks the syntax only; create_codec checks that name and options exist.
+  static Result<CodecSpec> parse(std::string_view text);
+  std::string to_string() const;
+};
+
+/// Where a codec runs.
+struct Execution {
+  enum class Device : uint8_t { kCpu, kCuda };
+  Device device = Device::kCpu;
+  void* stream = nullptr;  ///< cudaStream_t for kCuda
+};
+
+/// What a planner may assume about the network; only the choice of mode depends on it, never the
+/// result.
+struct NetworkHint {
+  double latency_us = 50;  ///< of one round, however small
+  double gbit_per_s = 10;  ///< at which one worker's plane bytes travel
+};
+
+/// What all workers agree on before the first step. Must be equal on all workers.
+struct Layout {
+  DType dtype = DType::kF32;
+  uint64_t count = 0;  ///< elements
+  uint32_t world = 1;  ///< workers whose gradients will be summed, 1 to 2^20
+  uint64_t seed = 0;
+  uint64_t bucket = 0;  ///< caller's name for this gradient; a different bucket is a mismatch
+  NetworkHint network;
+  Execution execution;
+};
+
+/// What one step did. Byte counts are what one worker hands to its reducer.
+struct Report {
+  static constexpr uint64_t kUnknown = ~uint64_t{0};
+  static constexpr std::size_t kMaxRounds = 8;
+
+  uint32_t rounds = 0;
+  std::array<uint64_t, kMaxRounds> round_bytes{};
+  uint64_t wire_bytes = 0;             ///< sum of round_bytes
+  uint64_t dense_bytes = 0;            ///< what a dense all-reduce would have handed over
+  uint64_t local_nonzeros = kUnknown;  ///< of this worker's gradient
+  uint64_t union_nonzeros = kUnknown;  ///< positions that are non-zero on some worker
+  uint64_t cells = 0;                  ///< sketch cells on the wire
+  uint64_t stuck_keys = 0;             ///< keys that peeling left, fetched in an extra round
+  uint64_t escaped_values = 0;  ///< values outside the planned range, carried wider or as floats
+  std::string_view mode = "dense";  ///< what the plan was: dense, packed, two-level, sketch
+  std::string_view fallback =
+      "none";  ///< which rung of the ladder ran: none, fix-up, packed, dense, ...
+};
+
+/// One worker's workspace and state for one layout, reused across steps. Not thread-safe; movable
+/// between threads.
+class Codec {
+ public:
+  virtual ~Codec() = default;
+
+  /// Identifies the plan of the step to begin next (or in progress); equal on all workers that may
+  /// be summed.
+  virtual uint64_t fingerprint() const = 0;
+
+  /// Starts a step. `gradient` must stay readable and unchanged until finish or cancel; it is not
+  /// written.
+  virtual Status begin(const void* gradient) = 0;
+
+  /// Encodes the next round into `round`; returns false when every round is done. The planes must
+  /// be reduced in place before the next call.
+  virtual Result<bool> next_round(Round& round) = 0;
+
+  /// Decodes the sum into `gradient` (the buffer given to begin, or another of the same layout). On
+  /// error nothing is written to it.
+  virtual Status finish(void* gradient) = 0;
+
+  /// Abandons the step in progress, if any. State that later plans depend on stays as before the
+  /// step.
+  virtual void cancel() = 0;
+
+  /// Of the last finished step.
+  virtual const Report& report() const = 0;
+
+  /// Memory this codec holds now, beyond the caller's gradient.
+  virtual uint64_t memory_bytes() const = 0;
+
+  virtual const Layout& layout() const = 0;
+};
+
+/// Creates the codec that `spec` names, for `layout`. Unknown names, options and values are refused
+/// by name.
+Result<std::unique_ptr<Codec>> create_codec(const CodecSpec& spec, const Layout& layout);
+
+/// Names that create_codec accepts.
+std::vector<std::string> codec_names();
+
+/// One line per option of the named codec: "mode=auto|packed|... what it does".
+std::vector<std::string> codec_option_help(std::string_view name);
+
+}  // namespace addend

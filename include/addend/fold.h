@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// The arithmetic of planes: everything an adder has to know. No codec stands behind it.
+#pragma once
+
+#include <cstdint>
+
+#include "addend/plane.h"
+#include "addend/result.h"
+
+namespace addend {
+
+/// acc[i] = acc[i] (op) in[i] for `lanes` lanes. REQUIRES: not a table sum; buffers do not overlap
+/// unless equal; natural alignment of the lane type. Thread-safe on distinct accumulators.
+/// docs/formats/planes.md defines each operation.
+void fold(Op op, void* acc, const void* in, uint64_t lanes) noexcept;
+
+/// acc[i] += table[index i] for `lanes` lanes, where `indices` holds two 4-bit indices a byte, even
+/// lane in the low nibble. `op` is kTableSumU8 (acc and table are u8) or kTableSumU16 (u16). Wraps:
+/// the planner picks tables that cannot.
+void fold_table(Op op, void* acc, const uint8_t* indices, const void* table,
+                uint64_t lanes) noexcept;
+
+/// Folds plane `in` into plane `acc`; refuses planes of different operation or length, and table
+/// sums.
+Status fold(Plane& acc, const Plane& in);
+
+}  // namespace addend

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// Planes and rounds: the only things that travel between workers. Part of module `wire`.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "addend/wire.h"
+
+namespace addend {
+
+/// Element type of a gradient.
+enum class DType : uint8_t {
+  kF32 = ADDEND_DTYPE_F32,
+  kBf16 = ADDEND_DTYPE_BF16,
+  kF16 = ADDEND_DTYPE_F16,
+};
+
+/// A reduce operation together with its lane type.
+enum class Op : uint8_t {
+  kSumF32 = ADDEND_OP_SUM_F32,
+  kSumBf16 = ADDEND_OP_SUM_BF16,
+  kSumF16 = ADDEND_OP_SUM_F16,
+  kSumI32 = ADDEND_OP_SUM_I32,
+  kSumI64 = ADDEND_OP_SUM_I64,
+  kSumU8 = ADDEND_OP_SUM_U8,
+  kSumU16 = ADDEND_OP_SUM_U16,
+  kOrU64 = ADDEND_OP_OR_U64,
+  kMaxU32 = ADDEND_OP_MAX_U32,
+  kTableSumU8 = ADDEND_OP_TABLE_SUM_U8,
+  kTableSumU16 = ADDEND_OP_TABLE_SUM_U16,
+};
+
+inline constexpr std::size_t kOpCount = ADDEND_OP_COUNT;
+
+inline uint64_t op_bytes(Op op, uint64_t lanes) {
+  return addend_op_bytes(static_cast<addend_op>(op), lanes);
+}
+inline uint64_t op_sum_bytes(Op op, uint64_t lanes) {
+  return addend_op_sum_bytes(static_cast<addend_op>(op), lanes);
+}
+inline bool is_table_sum(Op op) { return op == Op::kTableSumU8 || op == Op::kTableSumU16; }
+
+constexpr uint32_t dtype_bytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
+
+/// The plane operation that sums gradients of this type.
+constexpr Op sum_op(DType dtype) { return static_cast<Op>(static_cast<uint8_t>(dtype)); }
+
+constexpr const char* dtype_name(DType dtype) {
+  constexpr const char* kNames[] = {"f32", "bf16", "f16"};
+  return kNames[static_cast<std::size_t>(dtype)];
+}
+constexpr const char* op_name(Op op) {
+  constexpr const char* kNames[] = {"sum_f32", "sum_bf16",     "sum_f16",      "sum_i32",
+                                    "sum_i64", "sum_u8",       "sum_u16",      "or_u64",
+                                    "max_u32", "table_sum_u8", "table_sum_u16"};
+  return kNames[static_cast<std::size_t>(op)];
+}
+
+/// A flat array of equal lanes with one reduce operation. It does not own its memory: a codec lends
+/// its workspace until the next call on that codec. The memory is where the codec executes (host or
+/// device).
+struct Plane {
+  Op op = Op::kOrU64;
+  uint64_t lanes = 0;
+  /// In: this worker's lanes. Out: the fold of all workers' lanes (not for table sums, whose input
+  /// has another width).
+  void* data = nullptr;
+  /// Table sums only: 16 entries of u8 or u16, the same on all workers, and where the sums go.
+  const void* table = nullptr;
+  void* sums = nullptr;
+};
+
+/// Planes that travel together. A fixed array: making a round never allocates.
+struct Round {
+  static constexpr std::size_t kMaxPlanes = 4;
+  std::array<Plane, kMaxPlanes> planes;
+  std::size_t size = 0;
+
+  void clear() { size = 0; }
+  void add(const Plane& plane) { planes[size++] = plane; }
+  Plane* begin() { return planes.data(); }
+  Plane* end() { return planes.data() + size; }
+  const Plane* begin() const { return planes.data(); }
+  const Plane* end() const { return planes.data() + size; }
+  uint64_t bytes() const {
+    uint64_t total = 0;
+    for (const Plane& plane : *this)
+      total += op_bytes(plane.op, plane.lanes);
+    return total;
+  }
+};
+
+}  // namespace addend

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reducers perform one round across workers. They see planes and operations, never a codec.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "addend/plane.h"
+#include "addend/result.h"
+
+namespace addend {
+
+using Deadline = std::chrono::steady_clock::time_point;
+
+/// One worker's end of a group. Calls are collective: all workers make the same calls in the same
+/// order. One thread at a time. After an error other than kInvalidArgument or kMismatch the group
+/// is unusable and every later call says so.
+class Reducer {
+ public:
+  virtual ~Reducer() = default;
+
+  virtual uint32_t world() const = 0;
+  virtual uint32_t worker() const = 0;
+
+  /// Folds every plane of the round over all workers, in place (table sums: into Plane::sums).
+  virtual Status reduce(Round& round, Deadline deadline) = 0;
+
+  /// Succeeds on all workers if all passed the same words, else fails with kMismatch on all. One
+  /// small fixed-size round, so it is safe to call where layouts may differ.
+  Status agree(std::span<const uint64_t> words, Deadline deadline);
+  static constexpr std::size_t kMaxAgreeWords = 8;
+};
+
+/// How a local group combines the workers' planes. Sums of floats depend on it in the last bits;
+/// integers do not.
+enum class FoldOrder : uint8_t {
+  kSequential,  ///< worker 0, 1, 2, ...
+  kPermuted,    ///< a seeded permutation, another one each round
+  kTree,        ///< a seeded random binary tree
+};
+
+struct LocalOptions {
+  FoldOrder order = FoldOrder::kSequential;
+  uint64_t seed = 0;
+};
+
+/// Workers that are threads of this process. Shared by its reducers; each end belongs to one
+/// thread.
+class LocalGroup {
+ public:
+  virtual ~LocalGroup() = default;
+  virtual uint32_t world() const = 0;
+  /// The end of worker `worker`; may outlive the group object. REQUIRES: worker < world(), one end
+  /// per worker.
+  virtual std::unique_ptr<Reducer> reducer(uint32_t worker) = 0;
+};
+
+Result<std::unique_ptr<LocalGroup>> create_local_group(uint32_t world,
+                                                       const LocalOptions& options = {});
+
+/// Whether this build has the MPI reducer.
+bool has_mpi();
+/// The MPI library's own description, empty without MPI.
+std::string mpi_library();
+
+/// The MPI reducer over a duplicate of MPI_COMM_WORLD. Initialises MPI (thread-serialised at least)
+/// if nobody has, and then finalises it when the process exits. Collective. kUnsupported in a build
+/// without MPI.
+Result<std::unique_ptr<Reducer>> create_mpi_reducer();
+
+}  // namespace addend

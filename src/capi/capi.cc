@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C ABI over the C++ API. Every entry point checks its handles, turns an Error into a status
+// and a thread's last message, and stops exceptions (only allocation throws).
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "addend/addend.h"
+#include "addend/codec.h"
+#include "addend/fold.h"
+#include "addend/pipeline.h"
+#include "addend/reduce.h"
+
+struct addend_codec {
+  std::unique_ptr<addend::Codec> codec;
+};
+struct addend_reducer {
+  std::unique_ptr<addend::Reducer> reducer;
+};
+struct addend_pipeline {
+  std::unique_ptr<addend::Pipeline> pipeline;
+};
+
+namespace {
+
+using addend::Errc;
+using addend::Error;
+using addend::Plane;
+using addend::Round;
+using addend::Status;
+
+static_assert(ADDEND_MAX_PLANES == Round::kMaxPlanes);
+static_assert(static_cast<int>(Errc::kOutOfMemory) == ADDEND_OUT_OF_MEMORY);
+
+thread_local std::string t_last_error;
+
+addend_status fail(const Error& error) {
+  t_last_error = error.message;
+  return static_cast<addend_status>(error.code);
+}
+addend_status invalid(const char* message) {
+  return fail(addend::make_error(Errc::kInvalidArgument, message));
+}
+addend_status to_status(const Status& status) { return status ? ADDEND_OK : fail(status.error()); }
+
+// Runs a body that returns addend_status; nothing may escape into C.
+template <typename Body>
+addend_status guarded(Body&& body) noexcept {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return fail(addend::make_error(Errc::kOutOfMemory, "out of memory"));
+  } catch (const std::exception& error) {
+    return fail(addend::make_error(Errc::kUnavailable, error.what()));
+  }
+}
+
+addend_round to_c(const Round& round) {
+  addend_round out{};
+  out.plane_count = static_cast<uint32_t>(round.size);
+  for (std::size_t i = 0; i < round.size; ++i) {
+    const Plane& plane = round.planes[i];
+    out.planes[i] = {static_cast<addend_op>(plane.op), plane.lanes, plane.data, plane.table,
+                     plane.sums};
+  }
+  return out;
+}
+
+bool is_op(addend_op op) { return static_cast<unsigned>(op) < ADDEND_OP_COUNT; }
+
+template <std::size_t kSize>
+void copy_text(std::string_view text, char (&out)[kSize]) {
+  const std::size_t length = std::min(text.size(), kSize - 1);
+  std::memset(out, 0, kSize);
+  std::memcpy(out, text.data(), length);
+}
+
+// A reducer made of the caller's function.
+class CustomReducer final : public addend::Reducer {
+ public:
+  CustomReducer(uint32_t world, uint32_t worker, addend_reduce_function reduce, void* context)
+      : world_(world), worker_(worker), reduce_(reduce), context_(context) {}
+  uint32_t world() const override { return world_; }
+  uint32_t worker() const override { return worker_; }
+
+  Status reduce(Round& round, addend::Deadline deadline) override {
+    const auto left = deadline - std::chrono::steady_clock::now();
+    const auto left_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(left).count();
+    addend_round planes = to_c(round);
+    t_last_error = "the reduce function gave no message";
+    const addend_status status =
+        reduce_(context_, &planes, left_ns > 0 ? static_cast<uint64_t>(left_ns) : 0);
+    if (status == ADDEND_OK) return {};
+    const bool known = status > ADDEND_OK && status <= ADDEND_OUT_OF_MEMORY;
+    return addend::make_error(known ? static_cast<Errc>(status) : Errc::kUnavailable, t_last_error);
+  }
+
+ private:
+  uint32_t world_, worker_;
+  addend_reduce_function reduce_;
+  void* context_;
+};
+
+}  // namespace
+
+extern "C" {
+
+uint32_t addend_abi_version(void) { return ADDEND_ABI_VERSION; }
+const char* addend_version(void) { return "0.1.0"; }
+const char* addend_status_name(addend_status status) {
+  if (status < ADDEND_OK || status > ADDEND_OUT_OF_MEMORY) return "unknown";
+  return addend::errc_name(static_cast<Errc>(status));
+}
+const char* addend_last_error(void) { return t_last_error.c_str(); }
+void addend_set_error(const char* message) {
+  (void)guarded([&] {
+    t_last_error = message == nullptr ? "" : message;
+    return ADDEND_OK;
+  });
+}
+
+addend_status addend_fold(addend_op op, void* acc, const void* in, uint64_t lanes) {
+  if (!is_op(op) || addend::is_table_sum(static_cast<addend::Op>(op))) {
+    return invalid("addend_fold: not a plain plane operation");
+  }
+  if (lanes > 0 && (acc == nullptr || in == nullptr)) return invalid("addend_fold: null lanes");
+  addend::fold(static_cast<addend::Op>(op), acc, in, lanes);
+  return ADDEND_OK;
+}
+
+addend_status addend_fold_table(addend_op op, void* acc, const uint8_t* indices, const void* table,
+                                uint64_t lanes) {
+  if (!is_op(op) || !addend::is_table_sum(static_cast<addend::Op>(op))) {
+    return invalid("addend_fold_table: not a table sum");
+  }
+  if (table == nullptr || (lanes > 0 && (acc == nullptr || indices == nullptr))) {
+    return invalid("addend_fold_table: null lanes or table");
+  }
+  addend::fold_table(static_cast<addend::Op>(op), acc, indices, table, lanes);
+  return ADDEND_OK;
+}
+
+void addend_layout_init(addend_layout* layout) {
+  if (layout == nullptr) return;
+  const addend::Layout defaults;
+  *layout = addend_layout{};
+  layout->size = sizeof(addend_layout);
+  layout->dtype = static_cast<addend_dtype>(defaults.dtype);
+  layout->world = defaults.world;
+  layout->network_latency_us = defaults.network.latency_us;
+  layout->network_gbit_per_s = defaults.network.gbit_per_s;
+}
+
+addend_status addend_codec_create(const char* spec, const addend_layout* layout,
+                                  addend_codec** codec) {
+  return guarded([&] {
+    if (spec == nullptr || layout == nullptr || codec == nullptr) {
+      return invalid("addend_codec_create: null argument");
+    }
+    *codec = nullptr;
+    if (layout->size != sizeof(addend_layout)) {
+      return invalid("addend_codec_create: layout.size is wrong; call addend_layout_init first");
+    }
+    if (static_cast<unsigned>(layout->dtype) > ADDEND_DTYPE_F16) {
+      return invalid("addend_codec_create: unknown element type");
+    }
+    addend::Layout cpp;
+    cpp.dtype = static_cast<addend::DType>(layout->dtype);
+    cpp.count = layout->count;
+    cpp.world = layout->world;
+    cpp.seed = layout->seed;
+    cpp.bucket = layout->bucket;
+    cpp.network = {layout->network_latency_us, layout->network_gbit_per_s};
+    const auto parsed = addend::CodecSpec::parse(spec);
+    if (!parsed) return fail(parsed.error());
+    auto made = addend::create_codec(*parsed, cpp);
+    if (!made) return fail(made.error());
+    *codec = new addend_codec{std::move(*made)};
+    return ADDEND_OK;
+  });
+}
+
+void addend_codec_destroy(addend_codec* codec) { delete codec; }
+
+uint64_t addend_codec_fingerprint(const addend_codec* codec) {
+  return codec == nullptr ? 0 : codec->codec->fingerprint();
+}
+
+addend_status addend_codec_begin(addend_codec* codec, const void* gradient) {
+  if (codec == nullptr) return invalid("addend_codec_begin: null codec");
+  return guarded([&] { return to_status(codec->codec->begin(gradient)); });
+}
+
+addend_status addend_codec_next_round(addend_codec* codec, addend_round* round) {
+  if (codec == nullptr || round == nullptr)
+    return invalid("addend_codec_next_round: null argument");
+  return guarded([&] {
+    *round = addend_round{};
+    Round planes;
+    const auto more = codec->codec->next_round(planes);
+    if (!more) return fail(more.error());
+    if (*more) *round = to_c(planes);
+    return ADDEND_OK;
+  });
+}
+
+addend_status addend_codec_finish(addend_codec* codec, void* gradient) {
+  if (codec == nullptr) return invalid("addend_codec_finish: null codec");
+  return guarded([&] { return to_status(codec->codec->finish(gradient)); });
+}
+
+void addend_codec_cancel(addend_codec* codec) {
+  if (codec != nullptr) codec->codec->cancel();
+}
+
+addend_status addend_codec_report(const addend_codec* codec, addend_report* report) {
+  if (codec == nullptr || report == nullptr) return invalid("addend_codec_report: null argument");
+  if (report->size != sizeof(addend_report)) {
+    return invalid("addend_codec_report: set report.size to sizeof(addend_report)");
+  }
+  const addend::Report& from = codec->codec->report();
+  static_assert(sizeof(addend_report::round_bytes) == sizeof(from.round_bytes));
+  report->rounds = from.rounds;
+  report->wire_bytes = from.wire_bytes;
+  report->dense_bytes = from.dense_bytes;
+  std::copy(from.round_bytes.begin(), from.round_bytes.end(), report->round_bytes);
+  report->local_nonzeros = from.local_nonzeros;
+  report->union_nonzeros = from.union_nonzeros;
+  report->cells = from.cells;
+  report->stuck_keys = from.stuck_keys;
+  report->escaped_values = from.escaped_values;
+  copy_text(from.mode, report->mode);
+  copy_text(from.fallback, report->fallback);
+  return ADDEND_OK;
+}
+
+uint64_t addend_codec_memory_bytes(const addend_codec* codec) {
+  return codec == nullptr ? 0 : codec->codec->memory_bytes();
+}
+
+addend_status addend_local_create(uint32_t world, addend_reducer** reducers) {
+  return guarded([&] {
+    if (reducers == nullptr) return invalid("addend_local_create: null argument");
+    auto group = addend::create_local_group(world);
+    if (!group) return fail(group.error());
+    std::vector<std::unique_ptr<addend_reducer>> made;
+    for (uint32_t w = 0; w < world; ++w) {
+      made.push_back(std::make_unique<addend_reducer>());
+      made.back()->reducer = (*group)->reducer(w);
+    }
+    for (uint32_t w = 0; w < world; ++w)
+      reducers[w] = made[w].release();
+    return ADDEND_OK;
+  });
+}
+
+addend_status addend_mpi_create(addend_reducer** reducer) {
+  return guarded([&] {
+    if (reducer == nullptr) return invalid("addend_mpi_create: null argument");
+    *reducer = nullptr;
+    auto made = addend::create_mpi_reducer();
+    if (!made) return fail(made.error());
+    *reducer = new addend_reducer{std::move(*made)};
+    return ADDEND_OK;
+  });
+}
+
+addend_status addend_custom_create(uint32_t world, uint32_t worker, addend_reduce_function reduce,
+                                   void* context, addend_reducer** reducer) {
+  return guarded([&] {
+    if (reduce == nullptr || reducer == nullptr)
+      return invalid("addend_custom_create: null argument");
+    *reducer = nullptr;
+    if (world == 0 || worker >= world)
+      return invalid("addend_custom_create: worker is not below world");
+    *reducer = new addend_reducer{std::make_unique<CustomReducer>(world, worker, reduce, context)};
+    return ADDEND_OK;
+  });
+}
+
+uint32_t addend_reducer_world(const addend_reducer* reducer) {
+  return reducer == nullptr ? 0 : reducer->reducer->world();
+}
+uint32_t addend_reducer_worker(const addend_reducer* reducer) {
+  return reducer == nullptr ? 0 : reducer->reducer->worker();
+}
+void addend_reducer_destroy(addend_reducer* reducer) { delete reducer; }
+
+addend_status addend_pipeline_create(addend_reducer* reducer, uint32_t depth, uint64_t deadline_ns,
+                                     addend_pipeline** pipeline) {
+  return guarded([&] {
+    if (reducer == nullptr || pipeline == nullptr)
+      return invalid("addend_pipeline_create: null argument");
+    *pipeline = nullptr;
+    addend::PipelineOptions options;
+    if (depth > 0) options.depth = depth;
+    if (deadline_ns > 0) {
+      // A century is as good as for ever and does not overflow a clock.
+      constexpr uint64_t kCentury = 3155760000ull * 1000000000ull;
+      options.deadline = std::chrono::nanoseconds(std::min(deadline_ns, kCentury));
+    }
+    auto made = addend::create_pipeline(*reducer->reducer, options);
+    if (!made) return fail(made.error());
+    *pipeline = new addend_pipeline{std::move(*made)};
+    return ADDEND_OK;
+  });
+}
+
+addend_status addend_pipeline_submit(addend_pipeline* pipeline, addend_codec* codec, void* gradient,
+                                     uint64_t* ticket) {
+  if (pipeline == nullptr || codec == nullptr || ticket == nullptr) {
+    return invalid("addend_pipeline_submit: null argument");
+  }
+  return guarded([&] {
+    const auto submitted = pipeline->pipeline->submit(*codec->codec, gradient);
+    if (!submitted) return fail(submitted.error());
+    *ticket = *submitted;
+    return ADDEND_OK;
+  });
+}
+
+addend_status addend_pipeline_wait(addend_pipeline* pipeline, uint64_t ticket) {
+  if (pipeline == nullptr) return invalid("addend_pipeline_wait: null pipeline");
+  return guarded([&] { return to_status(pipeline->pipeline->wait(ticket)); });
+}
+
+void addend_pipeline_destroy(addend_pipeline* pipeline) { delete pipeline; }
+
+}  // extern "C"

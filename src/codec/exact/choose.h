@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// The automatic choice of a mode: a pure function of what all workers know alike, so it needs no
+// agreement.
+#pragma once
+
+#include <cstdint>
+
+#include "addend/codec.h"
+#include "codec/exact/options.h"
+
+namespace addend::exact {
+
+/// What earlier steps showed. Only sums may be written here: they are the same on all workers.
+struct Observation {
+  static constexpr uint64_t kUnknown = ~uint64_t{0};
+  uint64_t nonzeros = kUnknown;     ///< of the union
+  uint64_t live_blocks = kUnknown;  ///< blocks with a non-zero
+  uint64_t element_bits =
+      kUnknown;              ///< index bits that the two-level form needs inside live blocks
+  uint64_t steps = 0;        ///< finished steps
+  uint64_t dense_steps = 0;  ///< of them, dense ones since the union was last seen
+  int top = kNoTop;          ///< exponent of the largest addend's highest bit
+  static constexpr int kNoTop = -1000;
+};
+
+/// Estimated cost of a step in one mode; the parts that the choice adds up.
+struct Cost {
+  uint32_t rounds = 0;
+  double wire_bytes = 0;
+  double codec_seconds = 0;
+  double seconds(const NetworkHint& network) const;
+};
+
+/// REQUIRES: seen.nonzeros is known (and the block figures, for kTwoLevel).
+Cost estimate(Mode mode, const Layout& layout, const Options& options, const Observation& seen);
+
+/// The mode of the next step. Without knowledge of the union this is packed, which gains it; a run
+/// of dense steps is interrupted by a packed one now and then, because dense steps do not show the
+/// union.
+Mode choose(const Layout& layout, const Options& options, const Observation& seen);
+
+/// Dense steps in a row before the union is looked at again.
+inline constexpr uint64_t kProbeInterval = 128;
+/// Whether a packed step should also count blocks, to learn whether two levels would pay.
+constexpr bool surveys_blocks(const Options& options, const Observation& seen) {
+  return options.mode == Mode::kAuto &&
+         (seen.live_blocks == Observation::kUnknown || seen.steps % 16 == 0);
+}
+
+}  // namespace addend::exact

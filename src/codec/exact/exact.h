@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// The lossless codec: an index that ORs, values that sum. One class runs all modes, because they
+// differ only in how the index travels and share what happens to values once the union is known.
+#pragma once
+
+#include <memory>
+
+#include "addend/codec.h"
+#include "base/buffer.h"
+#include "codec/exact/choose.h"
+#include "codec/exact/options.h"
+#include "codec/exact/reproducible.h"
+#include "codec/exact/sketch.h"
+#include "codec/exact/sketch_values.h"
+#include "codec/exact/two_level.h"
+#include "codec/step.h"
+
+namespace addend::exact {
+
+Result<std::unique_ptr<Codec>> create_exact(const CodecSpec& spec, const Layout& layout);
+
+class ExactCodec final : public SteppedCodec {
+ public:
+  ExactCodec(const Layout& layout, const Options& options);
+
+  uint64_t fingerprint() const override;
+  uint64_t memory_bytes() const override;
+
+ private:
+  // Which round's sum do_round waits for. The value stage follows every index.
+  enum class Waiting : uint8_t { kNothing, kRanges, kBlocks, kElements, kIndex, kSketch, kLast };
+
+  Status do_begin(const void* gradient) override;
+  Result<bool> do_round(Round& round) override;
+  Status do_finish(void* gradient) override;
+
+  bool reproducible() const { return options_.values == Values::kReproducible; }
+  uint64_t words() const;
+  uint32_t width() const { return dtype_bytes(layout().dtype); }
+  uint64_t* index() { return index_.as<uint64_t>(); }
+
+  void make_plan();
+  Status scan_gradient();
+  Status measure();
+  NonZeros nonzeros() const;
+
+  // One function per round: each fills the planes.
+  Status open_index(Round& round);
+  Status open_blocks(Round& round);
+  Status open_ranges(Round& round);
+  Status open_sketch(Round& round);
+  Result<bool> open_dense(Round& round);
+
+  // One per sum that came back; each goes on to the next round (true) or says that there is none
+  // (false).
+  Result<bool> close_blocks(Round& round);
+  Result<bool> close_index(Round& round);
+  Result<bool> close_sketch(Round& round);
+
+  Result<bool> open_values(Round& round);
+  Status local_quanta();
+  void stuck_quanta(uint64_t* lanes) const;
+  Result<bool> open_fix_up(Round& round);
+
+  void observe();
+  void survey_blocks();
+  Status assemble_sketch();
+  float peeled_value(uint64_t position, int64_t quanta) const;
+
+  const Options options_;
+  Observation seen_;
+
+  // The plan of the step, made in make_plan from options_, seen_ and the layout alone.
+  Mode mode_ = Mode::kPacked;
+  SketchShape shape_;
+  Window window_;
+
+  // The step.
+  const void* gradient_ = nullptr;
+  Waiting waiting_ = Waiting::kNothing;
+  uint64_t nonzeros_ = 0;  // local
+  uint64_t union_ = 0;     // non-zeros of the union
+  bool kept_all_ = false;
+  bool dense_values_ = false;
+  bool peeled_ = false;
+  uint64_t fix_up_count_ = 0;
+  uint32_t top_lane_ = 0;
+
+  Buffer local_;   // bitmap of this worker
+  Buffer kept_;    // its non-zeros, while they are few
+  Buffer index_;   // plane: bitmap, then the union
+  Buffer values_;  // plane: packed values; or the decoded packed values
+  Buffer ranges_;  // plane: block ranges
+  Buffer cells_;   // plane: sketch cells
+  Buffer escape_;  // plane: words that escape
+  Buffer local_escape_;
+  Buffer quanta_;      // integers of this worker's keys; in the fix-up, the plane of stuck keys
+  Buffer keys_;        // bitmap: the union's keys that are in the sketch
+  Buffer fix_up_;      // bitmap: the union's keys that escape
+  Buffer fix_values_;  // plane: their values as floats; decoded, in both value modes
+  TwoLevelIndex two_level_;
+  ReproducibleValues reproducible_;
+  Sketch sketch_;
+};
+
+}  // namespace addend::exact

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cost per element of width w at density D: scan reads w and writes 1/8 + D*w bytes, place moves
+// 2*D*w, unpack writes w and reads D*w. Encode and decode together therefore move little more than
+// a memcpy of the gradient (2w), which is the bar. Elements are compressed in registers and stored
+// as whole vectors: compressing stores are microcoded on some CPUs.
+#include "codec/exact/kernels.h"
+
+#include <bit>
+#include <cstring>
+#include <type_traits>
+
+#include "base/simd.h"
+#include "codec/exact/kernels_reference.h"
+
+#define HWY_WANT_AVX3_DL 1
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "codec/exact/kernels.cc"
+#include <hwy/cache_control.h>
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "codec/exact/compact-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace addend::exact::HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Below this the gradient is likely in a cache that streaming stores would evict it from.
+constexpr uint64_t kStreamBytes = uint64_t{4} << 20;
+
+// An unsigned integer with one bit per lane of a compaction.
+template <typename T>
+using MaskBits =
+    std::conditional_t<!kWide<T>, uint8_t, std::conditional_t<sizeof(T) == 4, uint16_t, uint32_t>>;
+
+template <typename T>
+HWY_INLINE uint64_t store_nonzero_bits(hn::Vec<CompactTag<T>> v, uint8_t* to) {
+  const CompactTag<T> d;
+  const auto mask = hn::Ne(hn::ShiftLeft<1>(v), hn::Zero(d));
+  return store_bits<decltype(d), MaskBits<T>>(d, mask, to);
+}
+
+template <typename T>
+HWY_INLINE ScanResult scan_any(const T* HWY_RESTRICT gradient, uint64_t count,
+                               uint64_t* HWY_RESTRICT bitmap, T* HWY_RESTRICT kept,
+                               uint64_t kept_capacity) {
+  ScanResult found;
+  uint64_t i = 0;
+  if constexpr (kCanCompact<T>) {
+    const CompactTag<T> d;
+    const uint64_t n = hn::Lanes(d);
+    auto* bytes = reinterpret_cast<uint8_t*>(bitmap);
+    uint64_t out = 0;
+    for (; i + 64 <= count && out + 64 <= kept_capacity; i += 64) {
+      for (uint64_t j = i; j < i + 64; j += n) {
+        const auto v = hn::LoadU(d, gradient + j);
+        const uint64_t bits = store_nonzero_bits<T>(v, bytes + j / 8);
+        hn::StoreU(compress(d, v, bits), d, kept + out);
+        out += static_cast<uint64_t>(std::popcount(bits));
+      }
+    }
+    found = {out, out};
+    if (out + 64 > kept_capacity) {
+      for (; i + 64 <= count; i += 64) {
+        for (uint64_t j = i; j < i + 64; j += n) {
+          const uint64_t bits = store_nonzero_bits<T>(hn::LoadU(d, gradient + j), bytes + j / 8);
+          found.nonzeros += static_cast<uint64_t>(std::popcount(bits));
+        }
+      }
+    }
+  }
+  return reference::scan(gradient, i, count, bitmap, kept, kept_capacity, found);
+}
+
+template <typename T>
+HWY_INLINE uint64_t pack_any(const T* HWY_RESTRICT gradient, uint64_t count,
+                             const uint64_t* HWY_RESTRICT selection, T* HWY_RESTRICT packed) {
+  uint64_t rank = 0, i = 0;
+  if constexpr (kCanCompact<T>) {
+    const CompactTag<T> d;
+    const uint64_t n = hn::Lanes(d);
+    for (; i + 64 <= count; i += 64) {
+      uint64_t word = selection[i / 64];
+      for (uint64_t j = i; word != 0; j += n, word >>= n) {
+        const uint64_t bits = word & low_mask(n);
+        hn::StoreU(compress(d, hn::LoadU(d, gradient + j), bits), d, packed + rank);
+        rank += static_cast<uint64_t>(std::popcount(bits));
+      }
+    }
+  }
+  return reference::pack(gradient, i, count, selection, packed, rank);
+}
+
+// Where a word of the bitmap equals the selection its kept values are already the packed ones, so
+// equal stretches are copied whole; elsewhere zeros are laid down and each kept value goes to its
+// rank inside the word.
+template <typename T>
+HWY_INLINE uint64_t place_any(const T* HWY_RESTRICT kept, const uint64_t* HWY_RESTRICT bitmap,
+                              uint64_t words, const uint64_t* HWY_RESTRICT selection,
+                              T* HWY_RESTRICT packed) {
+  const hn::ScalableTag<T> d;
+  const uint64_t n = hn::Lanes(d);
+  uint64_t rank = 0, taken = 0, run = 0;
+  const auto copy_run = [&]() HWY_ATTR {
+    if (run == 0) return;
+    std::memcpy(packed + rank, kept + taken, run * sizeof(T));
+    rank += run;
+    taken += run;
+    run = 0;
+  };
+  for (uint64_t w = 0; w < words; ++w) {
+    const uint64_t wanted = selection[w], have = bitmap[w];
+    if (wanted == have) {
+      run += static_cast<uint64_t>(std::popcount(have));
+      continue;
+    }
+    copy_run();
+    const auto total = static_cast<uint64_t>(std::popcount(wanted));
+    for (uint64_t r = 0; r < total; r += n)
+      hn::StoreU(hn::Zero(d), d, packed + rank + r);
+    for_each_bit(have, 0, [&](uint64_t bit) HWY_ATTR {
+      packed[rank + static_cast<uint64_t>(std::popcount(wanted & low_mask(bit)))] = kept[taken++];
+    });
+    rank += total;
+  }
+  copy_run();
+  return rank;
+}
+
+template <typename T>
+HWY_INLINE void unpack_any(const T* HWY_RESTRICT packed, const uint64_t* HWY_RESTRICT selection,
+                           uint64_t count, T* HWY_RESTRICT gradient) {
+  uint64_t rank = 0, i = 0;
+  if constexpr (kCanCompact<T>) {
+    const CompactTag<T> d;
+    const uint64_t n = hn::Lanes(d);
+    const bool stream = count * sizeof(T) >= kStreamBytes &&
+                        reinterpret_cast<uintptr_t>(gradient) % (n * sizeof(T)) == 0;
+    for (; i + 64 <= count; i += 64) {
+      uint64_t word = selection[i / 64];
+      for (uint64_t j = i; j < i + 64; j += n, word >>= n) {
+        const uint64_t bits = word & low_mask(n);
+        const auto v = expand(d, packed + rank, bits);
+        if (stream) {
+          hn::Stream(v, d, gradient + j);
+        } else {
+          hn::StoreU(v, d, gradient + j);
+        }
+        rank += static_cast<uint64_t>(std::popcount(bits));
+      }
+    }
+    if (stream) hwy::FlushStream();
+  }
+  reference::unpack(packed, selection, i, count, gradient, rank);
+}
+
+// Plain functions, because run-time dispatch cannot export templates.
+ScanResult scan32(const uint32_t* x, uint64_t n, uint64_t* bitmap, uint32_t* kept, uint64_t cap) {
+  return scan_any(x, n, bitmap, kept, cap);
+}
+ScanResult scan16(const uint16_t* x, uint64_t n, uint64_t* bitmap, uint16_t* kept, uint64_t cap) {
+  return scan_any(x, n, bitmap, kept, cap);
+}
+uint64_t pack32(const uint32_t* x, uint64_t n, const uint64_t* selection, uint32_t* packed) {
+  return pack_any(x, n, selection, packed);
+}
+uint64_t pack16(const uint16_t* x, uint64_t n, const uint64_t* selection, uint16_t* packed) {
+  return pack_any(x, n, selection, packed);
+}
+uint64_t place32(const uint32_t* kept, const uint64_t* bitmap, uint64_t words,
+                 const uint64_t* selection, uint32_t* packed) {
+  return place_any(kept, bitmap, words, selection, packed);
+}
+uint64_t place16(const uint16_t* kept, const uint64_t* bitmap, uint64_t words,
+                 const uint64_t* selection, uint16_t* packed) {
+  return place_any(kept, bitmap, words, selection, packed);
+}
+void unpack32(const uint32_t* packed, const uint64_t* selection, uint64_t n, uint32_t* x) {
+  unpack_any(packed, selection, n, x);
+}
+void unpack16(const uint16_t* packed, const uint64_t* selection, uint64_t n, uint16_t* x) {
+  unpack_any(packed, selection, n, x);
+}
+
+}  // namespace
+}  // namespace addend::exact::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace addend::exact {
+
+HWY_EXPORT(scan32);
+HWY_EXPORT(scan16);
+HWY_EXPORT(pack32);
+HWY_EXPORT(pack16);
+HWY_EXPORT(place32);
+HWY_EXPORT(place16);
+HWY_EXPORT(unpack32);
+HWY_EXPORT(unpack16);
+
+namespace {
+
+template <typename T>
+const T* in(const void* p) {
+  return static_cast<const T*>(p);
+}
+template <typename T>
+T* out(void* p) {
+  return static_cast<T*>(p);
+}
+
+}  // namespace
+
+ScanResult scan(uint32_t width, const void* gradient, uint64_t count, uint64_t* bitmap, void* kept,
+                uint64_t kept_capacity) {
+  const auto run = [&]<typename T>(T, auto fast) {
+    if (scalar_forced()) {
+      return reference::scan(in<T>(gradient), 0, count, bitmap, out<T>(kept), kept_capacity, {});
+    }
+    return fast(in<T>(gradient), count, bitmap, out<T>(kept), kept_capacity);
+  };
+  return width == 4 ? run(uint32_t{}, HWY_DYNAMIC_DISPATCH(scan32))
+                    : run(uint16_t{}, HWY_DYNAMIC_DISPATCH(scan16));
+}
+
+uint64_t pack(uint32_t width, const void* gradient, uint64_t count, const uint64_t* selection,
+              void* packed) {
+  const auto run = [&]<typename T>(T, auto fast) {
+    if (scalar_forced()) {
+      return reference::pack(in<T>(gradient), 0, count, selection, out<T>(packed), 0);
+    }
+    return fast(in<T>(gradient), count, selection, out<T>(packed));
+  };
+  return width == 4 ? run(uint32_t{}, HWY_DYNAMIC_DISPATCH(pack32))
+                    : run(uint16_t{}, HWY_DYNAMIC_DISPATCH(pack16));
+}
+
+uint64_t place(uint32_t width, const void* kept, const uint64_t* bitmap, uint64_t words,
+               const uint64_t* selection, void* packed) {
+  const auto run = [&]<typename T>(T, auto fast) {
+    if (scalar_forced()) {
+      return reference::place(in<T>(kept), bitmap, words, selection, out<T>(packed));
+    }
+    return fast(in<T>(kept), bitmap, words, selection, out<T>(packed));
+  };
+  return width == 4 ? run(uint32_t{}, HWY_DYNAMIC_DISPATCH(place32))
+                    : run(uint16_t{}, HWY_DYNAMIC_DISPATCH(place16));
+}
+
+void unpack(uint32_t width, const void* packed, const uint64_t* selection, uint64_t count,
+            void* gradient) {
+  const auto run = [&]<typename T>(T, auto fast) {
+    if (scalar_forced()) {
+      return reference::unpack(in<T>(packed), selection, 0, count, out<T>(gradient), 0);
+    }
+    return fast(in<T>(packed), selection, count, out<T>(gradient));
+  };
+  width == 4 ? run(uint32_t{}, HWY_DYNAMIC_DISPATCH(unpack32))
+             : run(uint16_t{}, HWY_DYNAMIC_DISPATCH(unpack16));
+}
+
+}  // namespace addend::exact
+#endif

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// The three passes over a gradient that exact's packed modes are made of, by element width (2 or 4
+// bytes: the kernels only ask whether an element is zero, so bf16 and f16 share one). Each has a
+// scalar reference and a Highway version that must write the same bytes.
+//
+//   gradient  0 a 0 0 b c 0 ...        scan    reads the gradient once; writes the bitmap and the
+//   non-zeros in order bitmap    0 1 0 0 1 1 0 ...        pack    gathers the selected elements,
+//   zeros among them, in order kept      a b c ...                unpack  writes the gradient once:
+//   selected elements in order, zeros elsewhere
+#pragma once
+
+#include <cstdint>
+
+namespace addend::exact {
+
+struct ScanResult {
+  uint64_t nonzeros = 0;
+  uint64_t kept = 0;  ///< how many of them, from the front, were kept
+};
+
+/// Sets bit i of `bitmap` iff element i is not zero (-0.0 is zero, NaN is not) and appends the
+/// non-zeros of a word of the bitmap to `kept` as long as 64 more would fit. REQUIRES: bitmap has
+/// words_for(count) words; kept has room for kept_capacity elements plus Buffer::kSlack bytes.
+ScanResult scan(uint32_t width, const void* gradient, uint64_t count, uint64_t* bitmap, void* kept,
+                uint64_t kept_capacity);
+
+/// packed[r] = gradient[i] for the r-th set bit i of `selection`. Returns how many. REQUIRES:
+/// Buffer::kSlack bytes of room past them.
+uint64_t pack(uint32_t width, const void* gradient, uint64_t count, const uint64_t* selection,
+              void* packed);
+
+/// The same from a scan's output instead of the gradient: packed[r] = the kept value of the r-th
+/// selected position, or zero where `bitmap` has no bit. REQUIRES: bitmap is a subset of selection;
+/// slack as for pack, in kept and in packed.
+uint64_t place(uint32_t width, const void* kept, const uint64_t* bitmap, uint64_t words,
+               const uint64_t* selection, void* packed);
+
+/// gradient[i] = packed[rank of i] where selected, else zero. REQUIRES: Buffer::kSlack readable
+/// bytes past the packed elements.
+void unpack(uint32_t width, const void* packed, const uint64_t* selection, uint64_t count,
+            void* gradient);
+
+}  // namespace addend::exact

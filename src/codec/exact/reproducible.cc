@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "codec/exact/reproducible.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/bits.h"
+
+namespace addend::exact {
+namespace {
+
+// Lane 0: highest bit + kBias (0: no finite non-zero value). Lane 1: kBias - lowest bit, so that
+// the maximum is the lowest bit of all workers. A non-finite value asks for the whole range and
+// says so beyond the largest possible top.
+constexpr int kBias = 256;
+constexpr uint32_t kNonFiniteTop = 1024;
+
+BitRange range_of(const uint32_t* lanes) {
+  BitRange range;
+  if (lanes[0] == 0) return range;
+  range.non_finite = lanes[0] >= kNonFiniteTop;
+  if (range.non_finite) {
+    range.top = kHighestBit;
+    range.low = kLowestBit;
+  } else {
+    range.top = static_cast<int>(lanes[0]) - kBias;
+    range.low = kBias - static_cast<int>(lanes[1]);
+  }
+  // Lanes of an honest peer are inside this range; a corrupted one must not make us index outside
+  // it.
+  range.top = std::clamp(range.top, kLowestBit, kHighestBit);
+  range.low = std::clamp(range.low, kLowestBit, range.top);
+  return range;
+}
+
+// Calls visit(block, position) for every selected position.
+template <typename Visit>
+void for_each_selected(const uint64_t* selection, uint64_t count, Visit&& visit) {
+  for (uint64_t w = 0; w < words_for(count); ++w) {
+    const uint64_t block = w * 64 / kRangeBlock;
+    for_each_bit(selection[w], w * 64, [&](uint64_t position) { visit(block, position); });
+  }
+}
+
+}  // namespace
+
+void measure_ranges(DType dtype, const NonZeros& nonzeros, uint32_t* lanes) {
+  uint64_t next = 0;
+  for (uint64_t begin = 0; begin < nonzeros.count; begin += kRangeBlock, lanes += kRangeLanes) {
+    BitRange range;
+    const uint64_t end = std::min(begin + kRangeBlock, nonzeros.count);
+    const uint64_t stop = next + popcount_range(nonzeros.bitmap, begin, end);
+    for (; next < stop; ++next)
+      range.include(load_float(dtype, nonzeros.values, next));
+    const bool empty = range.top < range.low;
+    lanes[0] = range.non_finite ? kNonFiniteTop
+               : empty          ? 0
+                                : static_cast<uint32_t>(range.top + kBias);
+    lanes[1] = empty ? 0 : static_cast<uint32_t>(kBias - range.low);
+  }
+}
+
+BlockFormat block_format(const uint32_t* lanes, uint32_t world, double tolerance) {
+  BitRange range = range_of(lanes);
+  const int room = static_cast<int>(ceil_log2(world));
+  int top = range.top;
+  if (tolerance > 0 && !range.non_finite && range.top >= range.low) {
+    // world roundings of half a quantum each must stay below tolerance * 2^top: quantum <= 2^(top +
+    // log2(tolerance) + 1 - log2(world)).
+    const int allowed = top + static_cast<int>(std::floor(std::log2(tolerance))) + 1 - room;
+    if (allowed > range.low) {
+      range.low = std::min(allowed, range.top);
+      ++top;  // rounding up may carry into one more bit
+    }
+  }
+  BlockFormat format;
+  format.fixed = Fixed::holding({top, range.low, range.non_finite}, world);
+  format.narrow = !range.non_finite && top - range.low + 1 + room + 1 <= 32;
+  format.to_quanta = std::ldexp(1.0, -format.fixed.quantum);
+  format.from_quanta = std::ldexp(1.0f, format.fixed.quantum);
+  return format;
+}
+
+Status ReproducibleValues::set_ranges(const uint32_t* lanes, uint64_t count, uint32_t world,
+                                      double tolerance) {
+  count_ = count;
+  blocks_ = ceil_div(count, kRangeBlock);
+  ADDEND_TRY(formats_.reserve(blocks_ * sizeof(BlockFormat)));
+  auto* formats = formats_.as<BlockFormat>();
+  for (uint64_t b = 0; b < blocks_; ++b) {
+    formats[b] = block_format(lanes + b * kRangeLanes, world, tolerance);
+  }
+  return {};
+}
+
+Status ReproducibleValues::pack(DType dtype, const void* gradient, const uint64_t* selection) {
+  narrow_lanes_ = wide_lanes_ = escaped_ = 0;
+  const auto* formats = formats_.as<BlockFormat>();
+  for (uint64_t b = 0; b < blocks_; ++b) {
+    const uint64_t begin = b * kRangeBlock, end = std::min(begin + kRangeBlock, count_);
+    const uint64_t values = popcount_range(selection, begin, end);
+    const uint32_t words = formats[b].fixed.words();
+    (formats[b].narrow ? narrow_lanes_ : wide_lanes_) +=
+        formats[b].narrow ? values : values * words;
+    escaped_ += !formats[b].narrow && words > 1 ? values : 0;
+  }
+  ADDEND_TRY(narrow_.reserve(narrow_lanes_ * 4));
+  ADDEND_TRY(wide_.reserve(wide_lanes_ * 8));
+  auto* narrow = narrow_.as<int32_t>();
+  auto* wide = wide_.as<int64_t>();
+  for_each_selected(selection, count_, [&](uint64_t block, uint64_t position) {
+    const BlockFormat& format = formats[block];
+    const float value = load_float(dtype, gradient, position);
+    if (!format.narrow) {
+      to_fixed(format.fixed, value, wide);
+      wide += format.fixed.words();
+    } else {
+      *narrow++ = static_cast<int32_t>(to_quanta(value, format.to_quanta));
+    }
+  });
+  return {};
+}
+
+Plane ReproducibleValues::narrow_plane() {
+  return {Op::kSumI32, narrow_lanes_, narrow_.as<void>(), nullptr, nullptr};
+}
+Plane ReproducibleValues::wide_plane() {
+  return {Op::kSumI64, wide_lanes_, wide_.as<void>(), nullptr, nullptr};
+}
+
+void ReproducibleValues::unpack(DType dtype, const uint64_t* selection, void* packed) const {
+  const auto* formats = formats_.as<BlockFormat>();
+  const auto* narrow = narrow_.as<int32_t>();
+  const auto* wide = wide_.as<int64_t>();
+  uint64_t rank = 0;
+  for_each_selected(selection, count_, [&](uint64_t block, uint64_t) {
+    const BlockFormat& format = formats[block];
+    float value = 0;
+    if (format.narrow) {
+      value = from_quanta(dtype, *narrow++, format.fixed.quantum, format.from_quanta);
+    } else {
+      value = from_fixed(format.fixed, dtype, wide);
+      wide += format.fixed.words();
+    }
+    store_float(dtype, packed, rank++, value);
+  });
+}
+
+uint64_t ReproducibleValues::memory_bytes() const {
+  return formats_.capacity() + narrow_.capacity() + wide_.capacity();
+}
+
+}  // namespace addend::exact

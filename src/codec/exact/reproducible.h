@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Values as integers: every block of the gradient gets one fixed-point format from a max plane that
+// all workers see, and values travel as wrapping integer sums. Integers add in any order, so the
+// decoded sum is the exact sum, rounded once, bit for bit the same on all ranks.
+// docs/formats/exact.md, "Reproducible values".
+#pragma once
+
+#include <cstdint>
+
+#include "addend/plane.h"
+#include "addend/result.h"
+#include "base/buffer.h"
+#include "codec/exact/fixed.h"
+
+namespace addend::exact {
+
+/// Elements that share one format.
+inline constexpr uint64_t kRangeBlock = 1024;
+/// Lanes of the max plane a block has: the highest bit, and the lowest bit turned around so that
+/// max finds it.
+inline constexpr uint64_t kRangeLanes = 2;
+
+/// How a block's values travel.
+struct BlockFormat {
+  Fixed fixed;
+  /// One i32 lane a value instead of fixed.words() i64 lanes.
+  bool narrow = false;
+  double to_quanta = 1;   ///< 2^-quantum
+  float from_quanta = 1;  ///< 2^quantum
+
+  /// One integer holds a value: it may go into a sketch cell.
+  bool single() const { return fixed.words() == 1; }
+};
+
+/// The non-zeros of a gradient: their bitmap and, in index order, their values.
+struct NonZeros {
+  const uint64_t* bitmap = nullptr;
+  const void* values = nullptr;
+  uint64_t count = 0;  ///< elements of the gradient, not of `values`
+};
+
+/// Writes the max-plane lanes of every block. `lanes` has kRangeLanes per block.
+void measure_ranges(DType dtype, const NonZeros& nonzeros, uint32_t* lanes);
+
+/// The format of a block, from its (folded) lanes. With tolerance 0 it holds every bit of every
+/// value; otherwise bits below tolerance times the block's largest magnitude may be lost: the error
+/// of a summed element is at most that product.
+BlockFormat block_format(const uint32_t* lanes, uint32_t world, double tolerance);
+
+/// Packs and unpacks the values at selected positions as one i32 plane and one i64 plane, in index
+/// order.
+class ReproducibleValues {
+ public:
+  /// Derives the block formats from the folded max plane. `tolerance` as above.
+  Status set_ranges(const uint32_t* lanes, uint64_t count, uint32_t world, double tolerance);
+
+  /// Packs the selected values of `gradient`. The planes stay valid until the next call.
+  Status pack(DType dtype, const void* gradient, const uint64_t* selection);
+  Plane narrow_plane();
+  Plane wide_plane();
+  /// Of the last pack: values that needed more than one i64 lane.
+  uint64_t escaped() const { return escaped_; }
+
+  /// Decodes the (folded) planes in index order into `packed`, one element of dtype per selected
+  /// position.
+  void unpack(DType dtype, const uint64_t* selection, void* packed) const;
+
+  const BlockFormat& format(uint64_t block) const { return formats_.as<BlockFormat>()[block]; }
+  uint64_t blocks() const { return blocks_; }
+  uint64_t memory_bytes() const;
+
+ private:
+  uint64_t count_ = 0;
+  uint64_t blocks_ = 0;
+  Buffer formats_;  // BlockFormat per block
+  Buffer narrow_;   // i32 lanes
+  Buffer wide_;     // i64 lanes
+  uint64_t narrow_lanes_ = 0;
+  uint64_t wide_lanes_ = 0;
+  uint64_t escaped_ = 0;
+};
+
+}  // namespace addend::exact

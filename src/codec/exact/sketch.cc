@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0
+// Keys are distributed to chunks whose cells fit a second-level cache; all random access happens
+// inside one chunk. Distributing and collecting walk the index in order and keep one stream per
+// chunk. Per key and pass: one or two hashes, 8 bytes of cell numbers and 8*words of value, written
+// once and read once.
+#include "codec/exact/sketch.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include "base/bits.h"
+#include "wire/sketch_hash.h"
+
+namespace addend::exact {
+namespace {
+
+// A chunk's decoder state is 16 bytes a cell and about 17 a key: this many keys keep it near half a
+// megabyte.
+constexpr uint64_t kChunkKeys = 16384;
+constexpr uint32_t kMaxHashes = ADDEND_SKETCH_MAX_HASHES;
+
+// Cells per key that peel with high probability: the thresholds of random k-uniform hypergraphs
+// (k=3: 1.222, k=4: 1.295) plus what finite size and the fluctuation of chunk sizes cost;
+// tests/laws/sketch_recovery_test.cc measures it. `graph` is the number of keys of one independent
+// graph (one lane of one chunk). Small graphs take k=4: its failures fall with the square of the
+// size.
+struct Sizing {
+  uint32_t hashes;
+  double cells_per_key;
+};
+
+Sizing sizing(double graph) {
+  if (graph >= 12000) return {3, 1.28};
+  if (graph >= 4000) return {3, 1.28 + 0.06 * (12000 - graph) / 8000};
+  if (graph >= 1000) return {4, 1.38 + 0.06 * (4000 - graph) / 3000};
+  return {4, 1.44 + 0.6 * std::sqrt((1000 - graph) / 1000)};
+}
+
+uint32_t lane_shift(const SketchShape& shape) {
+  return static_cast<uint32_t>(std::countr_zero(shape.lanes));
+}
+
+// The cells of one key inside its chunk, four numbers in one aligned load or store.
+template <typename CellId>
+struct alignas(kMaxHashes * sizeof(CellId)) Homes {
+  CellId cell[kMaxHashes];
+};
+
+template <typename CellId>
+Homes<CellId> homes_of(const SketchShape& shape, uint64_t hash, uint64_t position) {
+  uint32_t rows[kMaxHashes] = {};
+  addend_sketch_rows(hash, shape.hashes, shape.table_rows, rows);
+  const auto lane = static_cast<uint32_t>(position) & (shape.lanes - 1);
+  const auto cell = [&](uint32_t j) {
+    return static_cast<CellId>((j * shape.table_rows + rows[j]) * shape.lanes + lane);
+  };
+  return {{cell(0), cell(1), cell(2), cell(3)}};
+}
+
+// Writes the positions of the set bits, ascending. Eight at a time, needed or not: the loop count
+// per word is then nearly constant, and guessing it wrong would cost more than the spare stores.
+// REQUIRES: room for eight positions more than there are.
+void list_positions(const KeySet& keys, uint64_t* positions) {
+  for (uint64_t w = 0; w < keys.words; ++w) {
+    uint64_t word = keys.bitmap[w];
+    uint64_t* next = positions + std::popcount(word);
+    while (word != 0) {
+      for (int i = 0; i < 8; ++i) {
+        positions[i] = w * 64 + static_cast<uint64_t>(std::countr_zero(word | uint64_t{1} << 63));
+        word &= word - 1;
+      }
+      positions += 8;
+    }
+    positions = next;
+  }
+}
+
+// Cell numbers inside a chunk fit 16 bits unless someone asked for many lanes.
+bool small_chunks(const SketchShape& shape) {
+  return shape.chunk_cells() <= std::numeric_limits<uint16_t>::max();
+}
+
+// Calls run<CellId, kWords>() with the narrowest cell number and, for the common one-word cells,
+// their width as a constant.
+template <typename Run>
+void with_types(const SketchShape& shape, Run&& run) {
+  if (small_chunks(shape)) {
+    shape.words == 1 ? run.template operator()<uint16_t, 1>()
+                     : run.template operator()<uint16_t, 0>();
+  } else {
+    shape.words == 1 ? run.template operator()<uint32_t, 1>()
+                     : run.template operator()<uint32_t, 0>();
+  }
+}
+
+}  // namespace
+
+SketchShape SketchShape::plan(uint64_t keys, uint32_t lanes, uint32_t words, uint64_t seed) {
+  SketchShape shape;
+  // The caller's seed may also have shaped the data; a mixed one cannot resonate with it.
+  shape.seed = addend_mix64(seed ^ 0x736B657463683031ull);
+  shape.lanes = lanes;
+  shape.words = words;
+  const double total = static_cast<double>(std::max<uint64_t>(keys, 1));
+  const double wanted = std::floor(total / static_cast<double>(kChunkKeys * lanes));
+  shape.chunks = static_cast<uint32_t>(std::clamp(wanted, 1.0, 4294967295.0));
+  const double graph = total / shape.chunks / lanes;
+  const Sizing size = sizing(graph);
+  shape.hashes = size.hashes;
+  // A few spare rows absorb the fluctuation of very small graphs.
+  const double rows = std::ceil(graph * size.cells_per_key / size.hashes) + (graph < 1000 ? 2 : 0);
+  shape.table_rows = static_cast<uint32_t>(std::min(rows, 1e9));
+  return shape;
+}
+
+bool SketchShape::can_hold(uint64_t keys) const {
+  const double threshold = hashes == 3 ? 0.818 : 0.772;
+  return static_cast<double>(keys) <= threshold * static_cast<double>(cells());
+}
+
+Status Sketch::reserve(const SketchShape& shape, uint64_t keys) {
+  const uint64_t id_bytes = small_chunks(shape) ? 2 : 4;
+  ADDEND_TRY(starts_.reserve((uint64_t{shape.chunks} + 1) * 8));
+  ADDEND_TRY(cursors_.reserve(uint64_t{shape.chunks} * 8));
+  ADDEND_TRY(positions_.reserve((keys + 8) * 8));
+  ADDEND_TRY(homes_.reserve(keys * kMaxHashes * id_bytes));
+  ADDEND_TRY(slots_.reserve(keys * shape.words * 8));
+  return {};
+}
+
+template <typename CellId, uint32_t kWords>
+void Sketch::distribute(const SketchShape& shape, const KeySet& keys, const int64_t* values) {
+  auto* starts = starts_.as<uint64_t>();
+  auto* cursors = cursors_.as<uint64_t>();
+  auto* homes = homes_.as<Homes<CellId>>();
+  auto* slots = slots_.as<int64_t>();
+  const SketchShape local = shape;  // in registers: stores below could alias the caller's
+  const uint32_t words = kWords != 0 ? kWords : local.words;
+  const uint32_t shift = lane_shift(local);
+  auto* positions = positions_.as<uint64_t>();
+  list_positions(keys, positions);
+  std::fill(starts, starts + local.chunks + 1, 0);
+  for (uint64_t i = 0; i < keys.count; ++i) {
+    const uint64_t hash = addend_sketch_hash(local.seed, positions[i] >> shift);
+    ++starts[addend_sketch_chunk(hash, local.chunks) + 1];
+  }
+  for (uint32_t c = 0; c < local.chunks; ++c) {
+    starts[c + 1] += starts[c];
+    cursors[c] = starts[c];
+  }
+  for (uint64_t i = 0; i < keys.count; ++i) {
+    const uint64_t hash = addend_sketch_hash(local.seed, positions[i] >> shift);
+    const uint64_t slot = cursors[addend_sketch_chunk(hash, local.chunks)]++;
+    homes[slot] = homes_of<CellId>(local, hash, positions[i]);
+    if (values == nullptr) continue;
+    for (uint32_t w = 0; w < words; ++w)
+      slots[slot * words + w] = values[i * words + w];
+  }
+}
+
+template <typename CellId, uint32_t kWords>
+void Sketch::insert_chunk(const SketchShape& shape, uint32_t chunk, uint64_t* cells) const {
+  const auto* homes = homes_.as<Homes<CellId>>();
+  const auto* slots = slots_.as<int64_t>();
+  const uint32_t words = kWords != 0 ? kWords : shape.words;
+  const uint32_t hashes = shape.hashes;
+  const uint64_t end = starts_.as<uint64_t>()[chunk + 1];
+  for (uint64_t slot = starts_.as<uint64_t>()[chunk]; slot < end; ++slot) {
+    const Homes<CellId> home = homes[slot];
+    for (uint32_t w = 0; w < words; ++w) {
+      const auto value = static_cast<uint64_t>(slots[slot * words + w]);
+      for (uint32_t j = 0; j < hashes; ++j)
+        cells[uint64_t{home.cell[j]} * words + w] += value;
+    }
+  }
+}
+
+Status Sketch::insert(const SketchShape& shape, const KeySet& keys, const int64_t* values,
+                      uint64_t* cells) {
+  ADDEND_TRY(reserve(shape, keys.count));
+  with_types(shape, [&]<typename CellId, uint32_t kWords>() {
+    distribute<CellId, kWords>(shape, keys, values);
+    for (uint32_t c = 0; c < shape.chunks; ++c) {
+      insert_chunk<CellId, kWords>(shape, c, cells + c * shape.chunk_cells() * shape.words);
+    }
+  });
+  return {};
+}
+
+// A node is what is left in one cell: a word whose upper half counts the keys and whose lower half
+// is the exclusive or of their numbers (the key itself when one is left), then the cell's sum.
+// Keeping both together makes a visit one cache line.
+//
+// Keys are peeled first in, first out: neighbours in the queue rarely touch the same cells, so the
+// CPU overlaps their cache misses; a stack would chase one chain. A cell enters the queue once,
+// when its count reaches one, so the queue never wraps.
+template <typename CellId, uint32_t kWords, uint32_t kHashes>
+void Sketch::peel_chunk(const SketchShape& shape, uint32_t chunk, uint64_t* cells) {
+  constexpr uint64_t kOne = uint64_t{1} << 32;
+  const uint32_t words = kWords != 0 ? kWords : shape.words;
+  const uint32_t stride = words + 1;
+  const uint64_t cell_count = shape.chunk_cells();
+  const uint64_t begin = starts_.as<uint64_t>()[chunk];
+  const uint64_t keys = starts_.as<uint64_t>()[chunk + 1] - begin;
+  const auto* homes = homes_.as<Homes<CellId>>() + begin;
+  auto* slots = slots_.as<int64_t>() + begin * words;
+  auto* done = done_.as<uint8_t>() + begin;
+  auto* nodes = nodes_.as<uint64_t>();
+  auto* queue = queue_.as<uint32_t>();
+
+  for (uint64_t cell = 0; cell < cell_count; ++cell) {
+    nodes[cell * stride] = 0;
+    for (uint32_t w = 0; w < words; ++w)
+      nodes[cell * stride + 1 + w] = cells[cell * words + w];
+  }
+  for (uint64_t key = 0; key < keys; ++key) {
+    const Homes<CellId> home = homes[key];
+    for (uint32_t j = 0; j < kHashes; ++j) {
+      uint64_t& left = nodes[uint64_t{home.cell[j]} * stride];
+      left = (left + kOne) ^ key;
+    }
+  }
+  uint64_t tail = 0;
+  for (uint64_t cell = 0; cell < cell_count; ++cell) {
+    queue[tail] = static_cast<uint32_t>(cell);
+    tail += nodes[cell * stride] >> 32 == 1 ? 1 : 0;
+  }
+  for (uint64_t head = 0; head < tail; ++head) {
+    const uint64_t* node = nodes + uint64_t{queue[head]} * stride;
+    if (node[0] >> 32 != 1) continue;  // its last key went out through another cell
+    const uint64_t key = node[0] & (kOne - 1);
+    int64_t* value = slots + key * words;
+    const uint64_t first = node[1];  // in a register: the stores below could alias the slot
+    value[0] = static_cast<int64_t>(first);
+    for (uint32_t w = 1; w < words; ++w)
+      value[w] = static_cast<int64_t>(node[1 + w]);
+    done[key] = 1;
+    const Homes<CellId> home = homes[key];
+    for (uint32_t j = 0; j < kHashes; ++j) {
+      uint64_t* other = nodes + uint64_t{home.cell[j]} * stride;
+      const uint64_t left = (other[0] - kOne) ^ key;
+      other[0] = left;
+      other[1] -= first;
+      for (uint32_t w = 1; w < words; ++w)
+        other[1 + w] -= static_cast<uint64_t>(value[w]);
+      queue[tail] = home.cell[j];
+      tail += left >> 32 == 1 ? 1 : 0;
+    }
+  }
+  for (uint64_t cell = 0; cell < cell_count; ++cell) {
+    for (uint32_t w = 0; w < words; ++w)
+      cells[cell * words + w] = nodes[cell * stride + 1 + w];
+  }
+}
+
+// The slots of a chunk ascend, so taking the next slot of each key's chunk, in index order,
+// restores that order.
+template <uint32_t kWords>
+void Sketch::collect(const SketchShape& shape, const KeySet& keys) {
+  const SketchShape local = shape;
+  const uint32_t words = kWords != 0 ? kWords : local.words;
+  auto* cursors = cursors_.as<uint64_t>();
+  const auto* positions = positions_.as<uint64_t>();
+  const auto* slots = slots_.as<int64_t>();
+  const auto* done = done_.as<uint8_t>();
+  auto* sorted = sorted_.as<int64_t>();
+  auto* stuck = stuck_.as<uint64_t>();
+  const uint32_t shift = lane_shift(local);
+  std::copy_n(starts_.as<uint64_t>(), local.chunks, cursors);
+  std::fill_n(stuck, keys.words, 0);
+  uint64_t stuck_count = 0;
+  for (uint64_t i = 0; i < keys.count; ++i) {
+    const uint64_t hash = addend_sketch_hash(local.seed, positions[i] >> shift);
+    const uint64_t slot = cursors[addend_sketch_chunk(hash, local.chunks)]++;
+    for (uint32_t w = 0; w < words; ++w)
+      sorted[i * words + w] = slots[slot * words + w];
+    if (done[slot] != 0) [[likely]]
+      continue;
+    set_bit(stuck, positions[i]);
+    ++stuck_count;
+  }
+  stuck_set_ = {stuck, keys.words, stuck_count};
+}
+
+Status Sketch::peel(const SketchShape& shape, const KeySet& keys, uint64_t* cells) {
+  ADDEND_TRY(reserve(shape, keys.count));
+  ADDEND_TRY(done_.reserve(keys.count));
+  ADDEND_TRY(sorted_.reserve(keys.count * shape.words * 8));
+  ADDEND_TRY(nodes_.reserve(shape.chunk_cells() * (shape.words + 1) * 8));
+  // One slot more than cells: an entry is written before it is known to count.
+  ADDEND_TRY(queue_.reserve((shape.chunk_cells() + 1) * 4));
+  ADDEND_TRY(stuck_.reserve(keys.words * 8));
+  std::memset(done_.as<uint8_t>(), 0, keys.count);
+  with_types(shape, [&]<typename CellId, uint32_t kWords>() {
+    distribute<CellId, kWords>(shape, keys, nullptr);
+    const auto peel_one = shape.hashes == 3 ? &Sketch::peel_chunk<CellId, kWords, 3>
+                                            : &Sketch::peel_chunk<CellId, kWords, 4>;
+    for (uint32_t c = 0; c < shape.chunks; ++c) {
+      (this->*peel_one)(shape, c, cells + c * shape.chunk_cells() * shape.words);
+    }
+    collect<kWords>(shape, keys);
+  });
+  return {};
+}
+
+Status Sketch::settle(const SketchShape& shape, const int64_t* stuck_values, uint64_t* cells) {
+  if (stuck_set_.count > 0) {
+    auto* negated = sorted_.as<int64_t>();  // the peeled values have been taken out by now
+    for (uint64_t i = 0; i < stuck_set_.count * shape.words; ++i) {
+      negated[i] = static_cast<int64_t>(-static_cast<uint64_t>(stuck_values[i]));
+    }
+    ADDEND_TRY(insert(shape, stuck_set_, negated, cells));
+  }
+  const uint64_t total = shape.lanes_total();
+  const auto zeros = static_cast<uint64_t>(std::count(cells, cells + total, uint64_t{0}));
+  if (zeros == total) return {};
+  return make_error(
+      Errc::kUndecodable,
+      "after peeling, " + std::to_string(total - zeros) + " of " + std::to_string(total) +
+          " sketch counters are not zero: a contribution was lost, altered or repeated");
+}
+
+uint64_t Sketch::memory_bytes() const {
+  uint64_t total = 0;
+  for (const Buffer* buffer : {&starts_, &cursors_, &positions_, &homes_, &slots_, &done_, &sorted_,
+                               &nodes_, &queue_, &stuck_}) {
+    total += buffer->capacity();
+  }
+  return total;
+}
+
+}  // namespace addend::exact

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// The list of codecs. docs/adding-a-codec.md: a new codec is a folder and one line here.
+#include <array>
+
+#include "addend/codec.h"
+#include "codec/dense/dense.h"
+#include "codec/exact/exact.h"
+#include "codec/exact/fixed.h"
+
+namespace addend {
+namespace {
+
+struct Entry {
+  std::string_view name;
+  Result<std::unique_ptr<Codec>> (*create)(const CodecSpec&, const Layout&);
+  const std::vector<OptionHelp>& (*options)();
+};
+
+constexpr std::array<Entry, 2> kCodecs{{
+    {"dense", create_dense, dense_options},
+    {"exact", exact::create_exact, exact::exact_options},
+}};
+
+std::string known_names() {
+  std::string names;
+  for (const Entry& entry : kCodecs)
+    names += (names.empty() ? "" : ", ") + std::string(entry.name);
+  return names;
+}
+
+Status check_layout(const Layout& layout) {
+  if (layout.world == 0 || layout.world > exact::kMaxWorld) {
+    return make_error(Errc::kInvalidArgument,
+                      "world size " + std::to_string(layout.world) + " is not between 1 and 2^20");
+  }
+  if (layout.dtype != DType::kF32 && layout.dtype != DType::kBf16 && layout.dtype != DType::kF16) {
+    return make_error(Errc::kInvalidArgument, "unknown element type");
+  }
+  if (layout.count > (uint64_t{1} << 56)) {
+    return make_error(Errc::kInvalidArgument, "more than 2^56 elements");
+  }
+  if (!(layout.network.latency_us >= 0) || !(layout.network.gbit_per_s > 0)) {
+    return make_error(Errc::kInvalidArgument,
+                      "the network hint needs a latency of at least 0 and a speed above 0");
+  }
+  if (layout.execution.device != Execution::Device::kCpu) {
+    return make_error(Errc::kUnsupported,
+                      "this build has no CUDA backend: execution must be the CPU");
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Codec>> create_codec(const CodecSpec& spec, const Layout& layout) {
+  ADDEND_TRY(check_layout(layout));
+  for (const Entry& entry : kCodecs) {
+    if (entry.name == spec.name) return entry.create(spec, layout);
+  }
+  return make_error(Errc::kInvalidArgument,
+                    "no codec named '" + spec.name + "'; there are: " + known_names());
+}
+
+std::vector<std::string> codec_names() {
+  std::vector<std::string> names;
+  for (const Entry& entry : kCodecs)
+    names.emplace_back(entry.name);
+  return names;
+}
+
+std::vector<std::string> codec_option_help(std::string_view name) {
+  std::vector<std::string> lines;
+  for (const Entry& entry : kCodecs) {
+    if (entry.name != name) continue;
+    for (const OptionHelp& option : entry.options()) {
+      lines.push_back(std::string(option.key) + "=" + std::string(option.values) + "  " +
+                      std::string(option.text));
+    }
+  }
+  return lines;
+}
+
+}  // namespace addend

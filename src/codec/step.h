@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// The part of the contract that every codec shares: calls come in order, rounds are counted into
+// the report.
+#pragma once
+
+#include <string>
+
+#include "addend/codec.h"
+
+namespace addend {
+
+/// Base of the codecs. A codec overrides the three do_ functions; this class checks the order of
+/// calls and keeps the report.
+class SteppedCodec : public Codec {
+ public:
+  explicit SteppedCodec(const Layout& layout) : layout_(layout) {}
+
+  Status begin(const void* gradient) final {
+    if (state_ != State::kIdle) return out_of_order("begin");
+    if (gradient == nullptr && layout_.count > 0) {
+      return make_error(Errc::kInvalidArgument, "begin: the gradient is null");
+    }
+    draft_ = Report{};
+    draft_.dense_bytes = layout_.count * dtype_bytes(layout_.dtype);
+    ADDEND_TRY(do_begin(gradient));
+    state_ = State::kRounds;
+    return {};
+  }
+
+  Result<bool> next_round(Round& round) final {
+    if (state_ != State::kRounds) return out_of_order("next_round");
+    round.clear();
+    Result<bool> more = do_round(round);
+    if (!more) {
+      cancel();
+      return more;
+    }
+    if (!*more) {
+      state_ = State::kDecode;
+      return false;
+    }
+    draft_.round_bytes[draft_.rounds++] = round.bytes();
+    draft_.wire_bytes += round.bytes();
+    return true;
+  }
+
+  Status finish(void* gradient) final {
+    if (state_ != State::kDecode) return out_of_order("finish");
+    if (gradient == nullptr && layout_.count > 0) {
+      return make_error(Errc::kInvalidArgument, "finish: the gradient is null");
+    }
+    const Status status = do_finish(gradient);
+    state_ = State::kIdle;
+    if (status) report_ = draft_;
+    return status;
+  }
+
+  void cancel() final { state_ = State::kIdle; }
+  const Report& report() const final { return report_; }
+  const Layout& layout() const final { return layout_; }
+
+ protected:
+  virtual Status do_begin(const void* gradient) = 0;
+  virtual Result<bool> do_round(Round& round) = 0;
+  /// Must leave the gradient alone when it fails, and may change state that later plans depend on
+  /// only when it succeeds.
+  virtual Status do_finish(void* gradient) = 0;
+
+  /// The report of the step in progress.
+  Report& draft() { return draft_; }
+
+ private:
+  enum class State : uint8_t { kIdle, kRounds, kDecode };
+
+  Error out_of_order(const char* call) const {
+    return make_error(
+        Errc::kInvalidArgument,
+        std::string(call) +
+            " is out of order: a step is begin, next_round until it returns false, finish");
+  }
+
+  Layout layout_;
+  State state_ = State::kIdle;
+  Report draft_;
+  Report report_;
+};
+
+}  // namespace addend

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "addend/fold.h"
+
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "addend/simd.h"
+#include "fold/reference.h"
+#include "gtest/gtest.h"
+#include "wire/hash.h"
+
+namespace addend {
+namespace {
+
+constexpr uint64_t kLengths[] = {0, 1, 2, 3, 15, 16, 17, 31, 63, 64, 65, 127, 1009, 4096, 4099};
+
+std::vector<uint8_t> random_bytes(uint64_t seed, uint64_t size) {
+  std::vector<uint8_t> bytes(size);
+  for (uint64_t i = 0; i < size; ++i)
+    bytes[i] = static_cast<uint8_t>(addend_random(seed, i) >> 11);
+  return bytes;
+}
+
+// NaN payloads are outside the format, so any NaN equals any other.
+template <typename Widen>
+bool same_half(uint16_t a, uint16_t b, Widen widen) {
+  return a == b || (std::isnan(widen(a)) && std::isnan(widen(b)));
+}
+
+bool same_lane(Op op, const uint8_t* a, const uint8_t* b, uint64_t lane) {
+  const uint64_t width = op_bytes(op, 1);
+  if (std::memcmp(a + lane * width, b + lane * width, width) == 0) return true;
+  uint16_t x = 0, y = 0;
+  std::memcpy(&x, a + lane * width, 2);
+  std::memcpy(&y, b + lane * width, 2);
+  if (op == Op::kSumBf16) return same_half(x, y, addend_f32_from_bf16);
+  if (op == Op::kSumF16) return same_half(x, y, addend_f32_from_f16);
+  float f = 0, g = 0;
+  if (op != Op::kSumF32) return false;
+  std::memcpy(&f, a + lane * width, 4);
+  std::memcpy(&g, b + lane * width, 4);
+  return std::isnan(f) && std::isnan(g);
+}
+
+class FoldOnTarget : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    ASSERT_TRUE(force_simd_target(GetParam()));
+    ASSERT_EQ(simd_target(), GetParam());
+  }
+  void TearDown() override { ASSERT_TRUE(force_simd_target("")); }
+};
+
+TEST_P(FoldOnTarget, EqualsTheReferenceOnEveryBitPatternAndLength) {
+  for (std::size_t code = 0; code < kOpCount; ++code) {
+    const Op op = static_cast<Op>(code);
+    if (is_table_sum(op)) continue;
+    for (const uint64_t lanes : kLengths) {
+      const uint64_t bytes = op_bytes(op, lanes);
+      const std::vector<uint8_t> start = random_bytes(code, bytes + 16);
+      const std::vector<uint8_t> in = random_bytes(code + 100, bytes + 16);
+      std::vector<uint8_t> expected = start, actual = start;
+      reference::fold(op, expected.data(), in.data(), lanes);
+      fold(op, actual.data(), in.data(), lanes);
+      for (uint64_t i = 0; i < lanes; ++i) {
+        ASSERT_TRUE(same_lane(op, actual.data(), expected.data(), i))
+            << op_name(op) << " lane " << i << " of " << lanes;
+      }
+      ASSERT_EQ(0, std::memcmp(actual.data() + bytes, start.data() + bytes, 16))
+          << op_name(op) << " wrote past its end";
+    }
+  }
+}
+
+TEST_P(FoldOnTarget, SumsEveryPairOfHalvesOfOneBinadeLikeTheReference) {
+  for (const Op op : {Op::kSumBf16, Op::kSumF16}) {
+    std::vector<uint16_t> all(65536), step(65536), expected;
+    for (uint32_t shift = 1; shift < 65536; shift = shift * 3 + 1) {
+      for (uint32_t i = 0; i < 65536; ++i) {
+        all[i] = static_cast<uint16_t>(i);
+        step[i] = static_cast<uint16_t>(i + shift);
+      }
+      expected = all;
+      reference::fold(op, expected.data(), step.data(), all.size());
+      fold(op, all.data(), step.data(), all.size());
+      for (uint32_t i = 0; i < 65536; ++i) {
+        ASSERT_TRUE(same_lane(op, reinterpret_cast<uint8_t*>(all.data()),
+                              reinterpret_cast<uint8_t*>(expected.data()), i))
+            << op_name(op) << " " << i << " + " << step[i];
+      }
+    }
+  }
+}
+
+TEST_P(FoldOnTarget, TableSumEqualsAddingLookedUpLevels) {
+  for (const uint64_t lanes : kLengths) {
+    const std::vector<uint8_t> indices = random_bytes(lanes + 3, (lanes + 1) / 2);
+    uint8_t table8[16];
+    uint16_t table16[16];
+    for (int e = 0; e < 16; ++e) {
+      table8[e] = static_cast<uint8_t>(e * 2 + (e > 7));
+      table16[e] = static_cast<uint16_t>(e * 300 + 7);
+    }
+    std::vector<uint8_t> sums8(lanes + 8, 5);
+    std::vector<uint16_t> sums16(lanes + 8, 70);
+    fold_table(Op::kTableSumU8, sums8.data(), indices.data(), table8, lanes);
+    fold_table(Op::kTableSumU16, sums16.data(), indices.data(), table16, lanes);
+    for (uint64_t i = 0; i < lanes; ++i) {
+      const unsigned index = (indices[i / 2] >> (i % 2 * 4)) & 15u;
+      ASSERT_EQ(sums8[i], 5u + table8[index]) << i;
+      ASSERT_EQ(sums16[i], 70u + table16[index]) << i;
+    }
+    for (uint64_t i = lanes; i < lanes + 8; ++i) {
+      ASSERT_EQ(sums8[i], 5u);
+      ASSERT_EQ(sums16[i], 70u);
+    }
+  }
+}
+
+TEST_P(FoldOnTarget, IntegerFoldsCommuteAndAssociate) {
+  for (const Op op : {Op::kSumI32, Op::kSumI64, Op::kSumU8, Op::kSumU16, Op::kOrU64, Op::kMaxU32}) {
+    const uint64_t lanes = 777, bytes = op_bytes(op, lanes);
+    const auto a = random_bytes(1, bytes), b = random_bytes(2, bytes), c = random_bytes(3, bytes);
+    auto left = a, right = c, bc = b;
+    fold(op, left.data(), b.data(), lanes);
+    fold(op, left.data(), c.data(), lanes);
+    fold(op, bc.data(), c.data(), lanes);
+    right = bc;
+    fold(op, right.data(), a.data(), lanes);
+    EXPECT_EQ(left, right) << op_name(op);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, FoldOnTarget, testing::ValuesIn(simd_targets()),
+                         [](const auto& suite) { return suite.param; });
+
+TEST(Fold, RefusesPlanesThatDiffer) {
+  uint64_t x[2] = {1, 2}, y[2] = {3, 4};
+  Plane a{Op::kOrU64, 2, x, nullptr, nullptr};
+  EXPECT_EQ(fold(a, Plane{Op::kOrU64, 1, y, nullptr, nullptr}).error().code, Errc::kMismatch);
+  EXPECT_EQ(fold(a, Plane{Op::kSumI64, 2, y, nullptr, nullptr}).error().code, Errc::kMismatch);
+  EXPECT_EQ(x[0], 1u);
+  ASSERT_TRUE(fold(a, Plane{Op::kOrU64, 2, y, nullptr, nullptr}));
+  EXPECT_EQ(x[0], 3u);
+}
+
+TEST(Fold, HalfSumsRoundOncePerAddition) {
+  // 256 + 1 is not a bf16: it stays 256 however often 1 is added, as a chain of MPI or NCCL
+  // additions would leave it.
+  uint16_t acc = addend_bf16_from_f32(256.0f);
+  const uint16_t one = addend_bf16_from_f32(1.0f);
+  for (int i = 0; i < 8; ++i)
+    fold(Op::kSumBf16, &acc, &one, 1);
+  EXPECT_EQ(addend_f32_from_bf16(acc), 256.0f);
+}
+
+}  // namespace
+}  // namespace addend

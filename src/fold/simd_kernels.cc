@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// acc (op)= in over whole vectors, the tail through the scalar reference. Per lane: two loads, one
+// store, no reuse; every kernel is meant to run at memory speed. Bytes moved per lane of width w:
+// 3w (table sums: w/4 or w/2 less).
+#include "fold/simd_kernels.h"
+
+#include "fold/reference.h"
+
+#define HWY_WANT_AVX3_DL 1
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "fold/simd_kernels.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace addend::HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Runs `combine` over whole vectors of T and returns how many lanes that covered.
+template <typename T, typename Combine>
+HWY_INLINE uint64_t whole_vectors(void* acc, const void* in, uint64_t lanes, Combine combine) {
+  const hn::ScalableTag<T> d;
+  const uint64_t n = hn::Lanes(d);
+  auto* HWY_RESTRICT a = static_cast<T*>(acc);
+  const auto* HWY_RESTRICT b = static_cast<const T*>(in);
+  uint64_t i = 0;
+  for (; i + n <= lanes; i += n) {
+    hn::StoreU(combine(hn::LoadU(d, a + i), hn::LoadU(d, b + i)), d, a + i);
+  }
+  return i;
+}
+
+template <typename T, typename Combine>
+HWY_INLINE void run(Op op, void* acc, const void* in, uint64_t lanes, Combine combine) {
+  const uint64_t done = whole_vectors<T>(acc, in, lanes, combine);
+  reference::fold(op, static_cast<T*>(acc) + done, static_cast<const T*>(in) + done, lanes - done);
+}
+
+// bf16 is the upper half of f32: widen by shifting, add, round to nearest even in integers as
+// wire/half.h does.
+HWY_INLINE void run_bf16(void* acc, const void* in, uint64_t lanes) {
+  const hn::ScalableTag<float> df;
+  const hn::RebindToUnsigned<decltype(df)> du;
+  const hn::Rebind<uint16_t, decltype(df)> dh;
+  const hn::RebindToSigned<decltype(df)> di;
+  const uint64_t n = hn::Lanes(df);
+  auto* HWY_RESTRICT a = static_cast<uint16_t*>(acc);
+  const auto* HWY_RESTRICT b = static_cast<const uint16_t*>(in);
+  const auto widen = [&](const uint16_t* p) HWY_ATTR {
+    return hn::BitCast(df, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(dh, p))));
+  };
+  uint64_t i = 0;
+  for (; i + n <= lanes; i += n) {
+    const auto sum = hn::Add(widen(a + i), widen(b + i));
+    const auto bits = hn::BitCast(du, sum);
+    const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
+    const auto rounded = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(du, 0x7FFF)), odd));
+    const auto quiet = hn::Or(hn::ShiftRight<16>(bits), hn::Set(du, 0x40));
+    const auto nan = hn::RebindMask(du, hn::Ne(sum, sum));
+    const auto half = hn::BitCast(di, hn::IfThenElse(nan, quiet, rounded));
+    hn::StoreU(hn::DemoteTo(dh, half), dh, a + i);
+  }
+  reference::fold(Op::kSumBf16, a + i, b + i, lanes - i);
+}
+
+// Hardware binary16 conversion is exact and rounds to nearest even; targets without it run the
+// scalar reference.
+HWY_INLINE void run_f16(void* acc, const void* in, uint64_t lanes) {
+  uint64_t i = 0;
+  auto* HWY_RESTRICT a = static_cast<uint16_t*>(acc);
+  const auto* HWY_RESTRICT b = static_cast<const uint16_t*>(in);
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2 && !defined(HWY_DISABLE_F16C)
+  const hn::ScalableTag<float> df;
+  const hn::Rebind<hwy::float16_t, decltype(df)> dh;
+  const uint64_t n = hn::Lanes(df);
+  const auto widen = [&](const uint16_t* p) HWY_ATTR {
+    return hn::PromoteTo(df, hn::LoadU(dh, reinterpret_cast<const hwy::float16_t*>(p)));
+  };
+  for (; i + n <= lanes; i += n) {
+    const auto sum = hn::Add(widen(a + i), widen(b + i));
+    hn::StoreU(hn::DemoteTo(dh, sum), dh, reinterpret_cast<hwy::float16_t*>(a + i));
+  }
+#endif
+  reference::fold(Op::kSumF16, a + i, b + i, lanes - i);
+}
+
+void fold_kernel(Op op, void* acc, const void* in, uint64_t lanes) {
+  const auto add = [](auto a, auto b) HWY_ATTR { return hn::Add(a, b); };
+  switch (op) {
+    case Op::kSumF32:
+      return run<float>(op, acc, in, lanes, add);
+    case Op::kSumBf16:
+      return run_bf16(acc, in, lanes);
+    case Op::kSumF16:
+      return run_f16(acc, in, lanes);
+    case Op::kSumI32:
+      return run<uint32_t>(op, acc, in, lanes, add);
+    case Op::kSumI64:
+      return run<uint64_t>(op, acc, in, lanes, add);
+    case Op::kSumU8:
+      return run<uint8_t>(op, acc, in, lanes, add);
+    case Op::kSumU16:
+      return run<uint16_t>(op, acc, in, lanes, add);
+    case Op::kOrU64:
+      return run<uint64_t>(op, acc, in, lanes,
+                           [](auto a, auto b) HWY_ATTR { return hn::Or(a, b); });
+    case Op::kMaxU32:
+      return run<uint32_t>(op, acc, in, lanes,
+                           [](auto a, auto b) HWY_ATTR { return hn::Max(a, b); });
+    case Op::kTableSumU8:
+    case Op::kTableSumU16:
+      return;
+  }
+}
+
+// n bytes of 4-bit indices, in lane order, from n/2 packed bytes: widening puts a packed byte in a
+// u16, and (b | b << 4) & 0x0F0F leaves the even lane's nibble in the low byte and the odd lane's
+// in the high byte.
+template <class D8>
+HWY_INLINE hn::Vec<D8> unpack_nibbles(D8 d8, const uint8_t* packed) {
+  const hn::Repartition<uint16_t, D8> d16;
+  const hn::Rebind<uint8_t, decltype(d16)> dhalf;
+  const auto wide = hn::PromoteTo(d16, hn::LoadU(dhalf, packed));
+  const auto spread = hn::Or(wide, hn::ShiftLeft<4>(wide));
+  return hn::BitCast(d8, hn::And(spread, hn::Set(d16, 0x0F0F)));
+}
+
+HWY_INLINE uint64_t table_u8(uint8_t* HWY_RESTRICT acc, const uint8_t* HWY_RESTRICT indices,
+                             const uint8_t* table, uint64_t lanes) {
+  const hn::ScalableTag<uint8_t> d8;
+  const uint64_t n = hn::Lanes(d8);
+  const auto entries = hn::LoadDup128(d8, table);
+  uint64_t i = 0;
+  for (; i + n <= lanes; i += n) {
+    const auto values = hn::TableLookupBytes(entries, unpack_nibbles(d8, indices + i / 2));
+    hn::StoreU(hn::Add(hn::LoadU(d8, acc + i), values), d8, acc + i);
+  }
+  return i;
+}
+
+// A u16 entry is looked up as two bytes, from a table of low and a table of high bytes.
+HWY_INLINE uint64_t table_u16(uint16_t* HWY_RESTRICT acc, const uint8_t* HWY_RESTRICT indices,
+                              const uint16_t* table, uint64_t lanes) {
+  const hn::ScalableTag<uint16_t> d16;
+  const hn::Repartition<uint8_t, decltype(d16)> d8;
+  const hn::Rebind<uint8_t, decltype(d16)> dhalf;
+  const uint64_t n = hn::Lanes(d16);
+  HWY_ALIGN uint8_t low[16];
+  HWY_ALIGN uint8_t high[16];
+  for (int e = 0; e < 16; ++e) {
+    low[e] = static_cast<uint8_t>(table[e] & 0xFF);
+    high[e] = static_cast<uint8_t>(table[e] >> 8);
+  }
+  const auto low_entries = hn::LoadDup128(d8, low);
+  const auto high_entries = hn::LoadDup128(d8, high);
+  uint64_t i = 0;
+  for (; i + n <= lanes; i += n) {
+    const auto index = hn::PromoteTo(d16, unpack_nibbles(dhalf, indices + i / 2));
+    const auto both = hn::BitCast(d8, hn::Or(index, hn::ShiftLeft<8>(index)));
+    const auto low_bytes = hn::BitCast(d16, hn::TableLookupBytes(low_entries, both));
+    const auto high_bytes = hn::BitCast(d16, hn::TableLookupBytes(high_entries, both));
+    const auto value =
+        hn::Or(hn::And(low_bytes, hn::Set(d16, 0x00FF)), hn::And(high_bytes, hn::Set(d16, 0xFF00)));
+    hn::StoreU(hn::Add(hn::LoadU(d16, acc + i), value), d16, acc + i);
+  }
+  return i;
+}
+
+void fold_table_kernel(Op op, void* acc, const uint8_t* indices, const void* table,
+                       uint64_t lanes) {
+  // The vector length is even, so the scalar tail starts on a whole byte of indices.
+  if (op == Op::kTableSumU8) {
+    auto* a = static_cast<uint8_t*>(acc);
+    const uint64_t done = table_u8(a, indices, static_cast<const uint8_t*>(table), lanes);
+    return reference::fold_table(op, a + done, indices + done / 2, table, lanes - done);
+  }
+  auto* a = static_cast<uint16_t*>(acc);
+  const uint64_t done = table_u16(a, indices, static_cast<const uint16_t*>(table), lanes);
+  reference::fold_table(op, a + done, indices + done / 2, table, lanes - done);
+}
+
+}  // namespace
+}  // namespace addend::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace addend {
+HWY_EXPORT(fold_kernel);
+HWY_EXPORT(fold_table_kernel);
+}  // namespace addend
+
+namespace addend::simd {
+
+void fold(Op op, void* acc, const void* in, uint64_t lanes) noexcept {
+  HWY_DYNAMIC_DISPATCH(addend::fold_kernel)(op, acc, in, lanes);
+}
+
+void fold_table(Op op, void* acc, const uint8_t* indices, const void* table,
+                uint64_t lanes) noexcept {
+  HWY_DYNAMIC_DISPATCH(addend::fold_table_kernel)(op, acc, indices, table, lanes);
+}
+
+}  // namespace addend::simd
+#endif

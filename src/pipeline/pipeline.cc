@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+// Three threads in a row: encode (begin and the first round), reduce (all rounds of a bucket, and
+// what is encoded between them), decode. Only the middle one talks to the reducer, one bucket after
+// the other: the order of rounds on the communicator is the order of submission on every worker,
+// whatever the timing.
+#include "addend/pipeline.h"
+
+#include <array>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "pipeline/queue.h"
+
+namespace addend {
+namespace {
+
+// A bucket on its way. Owned by one stage at a time.
+struct Bucket {
+  Ticket ticket = 0;
+  Codec* codec = nullptr;
+  void* gradient = nullptr;
+  Round round;
+  bool has_round = false;
+  bool begun = false;
+  Status status;
+};
+
+class ThreadedPipeline final : public Pipeline {
+ public:
+  ThreadedPipeline(Reducer& reducer, const PipelineOptions& options)
+      : reducer_(reducer),
+        options_(options),
+        encoder_([this] { run(to_encode_, to_reduce_, &ThreadedPipeline::encode); }),
+        reducer_thread_([this] { run(to_reduce_, to_decode_, &ThreadedPipeline::reduce); }),
+        decoder_([this] { run_decoder(); }) {}
+
+  // Waits for the buckets in flight: each ends, if only by its deadline.
+  ~ThreadedPipeline() override {
+    to_encode_.close();
+    encoder_.join();
+    to_reduce_.close();
+    reducer_thread_.join();
+    to_decode_.close();
+    decoder_.join();
+  }
+
+  Result<Ticket> submit(Codec& codec, void* gradient) override {
+    std::unique_lock lock(mutex_);
+    if (codecs_in_flight_.contains(&codec)) {
+      return make_error(Errc::kInvalidArgument,
+                        "this codec is in flight already: wait for its ticket first");
+    }
+    if (codec.layout().world != reducer_.world()) {
+      return make_error(Errc::kInvalidArgument,
+                        "the codec was made for " + std::to_string(codec.layout().world) +
+                            " workers, the reducer has " + std::to_string(reducer_.world()));
+    }
+    changed_.wait(lock, [&] { return codecs_in_flight_.size() < options_.depth; });
+    Bucket bucket;
+    bucket.ticket = next_ticket_++;
+    bucket.codec = &codec;
+    bucket.gradient = gradient;
+    const Ticket ticket = bucket.ticket;
+    codecs_in_flight_.insert(&codec);
+    waiting_.insert(ticket);
+    to_encode_.push(std::move(bucket));
+    return ticket;
+  }
+
+  Status wait(Ticket ticket) override {
+    std::unique_lock lock(mutex_);
+    if (waiting_.erase(ticket) == 0) {
+      return make_error(Errc::kInvalidArgument, "ticket " + std::to_string(ticket) +
+                                                    " is unknown or was waited for already");
+    }
+    changed_.wait(lock, [&] { return results_.contains(ticket); });
+    Status status = std::move(results_.extract(ticket).mapped());
+    return status;
+  }
+
+ private:
+  void run(Queue<Bucket>& from, Queue<Bucket>& to, void (ThreadedPipeline::*stage)(Bucket&)) {
+    while (std::optional<Bucket> bucket = from.pop()) {
+      (this->*stage)(*bucket);
+      to.push(std::move(*bucket));
+    }
+  }
+
+  void encode(Bucket& bucket) {
+    bucket.status = bucket.codec->begin(bucket.gradient);
+    if (!bucket.status) return;
+    bucket.begun = true;
+    next(bucket);
+  }
+
+  // Encodes the next round; the codec has cancelled itself if that fails.
+  static void next(Bucket& bucket) {
+    const Result<bool> more = bucket.codec->next_round(bucket.round);
+    bucket.has_round = more && *more;
+    if (!more) {
+      bucket.status = more.error();
+      bucket.begun = false;
+    }
+  }
+
+  void reduce(Bucket& bucket) {
+    if (failure_) {
+      bucket.status = make_error(failure_->code, "an earlier bucket failed: " + failure_->message);
+    } else {
+      reduce_rounds(bucket);
+      if (!bucket.status) failure_ = bucket.status.error();
+    }
+    if (!bucket.status && bucket.begun) {
+      bucket.codec->cancel();
+      bucket.begun = false;
+    }
+  }
+
+  void reduce_rounds(Bucket& bucket) {
+    const Deadline deadline = std::chrono::steady_clock::now() + options_.deadline;
+    // The first message of a bucket: what plan, which bucket in the order, and whether encoding
+    // succeeded. A worker that cannot go on says so here, so that the others do not wait for it.
+    const std::array<uint64_t, 3> words = {bucket.codec->fingerprint(), bucket.ticket,
+                                           bucket.status ? uint64_t{0} : uint64_t{1}};
+    const Status agreed = reducer_.agree(words, deadline);
+    if (!bucket.status) return;
+    if (!agreed) {
+      bucket.status = named(bucket, agreed.error());
+      return;
+    }
+    while (bucket.has_round) {
+      if (const Status reduced = reducer_.reduce(bucket.round, deadline); !reduced) {
+        bucket.status = named(bucket, reduced.error());
+        return;
+      }
+      next(bucket);
+      if (!bucket.status) return;
+    }
+  }
+
+  static Error named(const Bucket& bucket, const Error& error) {
+    return make_error(error.code, "bucket " + std::to_string(bucket.codec->layout().bucket) +
+                                      " (submission " + std::to_string(bucket.ticket) +
+                                      "): " + error.message);
+  }
+
+  void run_decoder() {
+    while (std::optional<Bucket> bucket = to_decode_.pop()) {
+      if (bucket->status) bucket->status = bucket->codec->finish(bucket->gradient);
+      const std::lock_guard lock(mutex_);
+      codecs_in_flight_.erase(bucket->codec);
+      results_.emplace(bucket->ticket, std::move(bucket->status));
+      changed_.notify_all();
+    }
+  }
+
+  Reducer& reducer_;
+  const PipelineOptions options_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  Ticket next_ticket_ = 0;
+  std::set<Codec*> codecs_in_flight_;
+  std::set<Ticket> waiting_;
+  std::map<Ticket, Status> results_;
+
+  std::optional<Error> failure_;  // of the reduce thread alone
+
+  Queue<Bucket> to_encode_, to_reduce_, to_decode_;
+  std::thread encoder_, reducer_thread_, decoder_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Pipeline>> create_pipeline(Reducer& reducer,
+                                                  const PipelineOptions& options) {
+  if (options.depth == 0) return make_error(Errc::kInvalidArgument, "the depth must be at least 1");
+  if (options.deadline <= std::chrono::nanoseconds::zero()) {
+    return make_error(Errc::kInvalidArgument, "the deadline must be positive");
+  }
+  return std::unique_ptr<Pipeline>(std::make_unique<ThreadedPipeline>(reducer, options));
+}
+
+}  // namespace addend

@@ -1,0 +1,229 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The measuring subcommands of the command line: perf, bench, try, doctor, demo. Usage: perf_test.py PATH_OF_ADDEND"""
+
+import array
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+ADDEND = sys.argv.pop(1) if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else "addend"
+CODECS = ["dense", "exact", "exact:mode=packed", "exact:mode=two-level", "exact:mode=sketch", "exact:values=reproducible"]
+
+
+def addend(*arguments, **environment) -> subprocess.CompletedProcess:
+    return subprocess.run([ADDEND, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=600,
+                          env={**os.environ, **environment})
+
+
+def codec_arguments(codecs) -> list:
+    return [word for codec in codecs for word in ("--codec", codec)]
+
+
+class AddendTest(unittest.TestCase):
+    def good_json(self, *arguments, **environment) -> dict:
+        done = addend(*arguments, "--json", **environment)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return json.loads(done.stdout)
+
+    def assert_refused(self, done, words: str, code: int):
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        self.assertIn(words, done.stderr)
+
+
+class CommandLineTest(AddendTest):
+    def test_without_a_subcommand_it_prints_help(self):
+        done = addend()
+        self.assertEqual(done.returncode, 0)
+        for name in ("perf", "bench", "try", "pack", "add", "unpack", "info", "doctor", "demo"):
+            self.assertIn(f"  {name} ", done.stdout)
+
+    def test_version_and_help(self):
+        self.assertRegex(addend("--version").stdout, r"^addend \d+\.\d+\.\d+\n$")
+        for name in ("perf", "bench", "try", "doctor", "demo"):
+            done = addend(name, "--help")
+            self.assertEqual(done.returncode, 0)
+            self.assertIn("Examples:", done.stdout)
+
+    def test_wrong_command_lines_exit_with_2(self):
+        self.assert_refused(addend("perf", "--dtype", "f64"), "f64", 2)
+        self.assert_refused(addend("perf", "--density", "1.5"), "--density", 2)
+        self.assert_refused(addend("perf", "-b", "12Q"), "--begin", 2)
+        self.assert_refused(addend("nonsense"), "nonsense", 2)
+        self.assert_refused(addend("--simd", "Z80", "doctor"), "Z80", 2)
+        self.assert_refused(addend("doctor", ADDEND_SIMD="Z80"), "Z80", 2)
+
+    def test_simd_target_can_be_forced(self):
+        self.assertEqual(self.good_json("--simd", "scalar", "doctor")["simd"], "scalar")
+        self.assertEqual(self.good_json("doctor", "--simd", "scalar")["simd"], "scalar")
+        self.assertEqual(self.good_json("doctor", ADDEND_SIMD="scalar")["simd"], "scalar")
+
+
+class PerfTest(AddendTest):
+    def sweep(self, *arguments) -> list:
+        found = self.good_json("perf", "-w", 1, "-n", 2, *codec_arguments(CODECS), *arguments)["results"]
+        for row in found:
+            self.assertEqual(row["wrong"], 0, row)
+        return found
+
+    def test_every_codec_is_right_over_a_sweep(self):
+        rows = self.sweep("-b", "4K", "-e", "1M", "-f", 16, "--workers", 3)
+        self.assertEqual([r["bytes"] for r in rows], [size for size in (4096, 65536, 1 << 20) for _ in CODECS])
+        self.assertEqual([r["codec"] for r in rows[: len(CODECS)]], CODECS)
+        for row in rows:
+            self.assertGreater(row["time_us"], 0)
+            self.assertAlmostEqual(row["busbw_gb_per_s"], row["algbw_gb_per_s"] * 2 * 2 / 3)
+            self.assertAlmostEqual(row["algbw_gb_per_s"], row["bytes"] / row["time_us"] * 1e-3)
+
+    def test_modes_run_as_asked(self):
+        rows = self.sweep("-b", "1M", "-e", "1M", "--density", 0.02)
+        self.assertEqual([r["mode"] for r in rows if ":mode=" in r["codec"]], ["packed", "two-level", "sketch"])
+        by_codec = {r["codec"]: r for r in rows}
+        self.assertEqual(by_codec["dense"]["wire_bytes"], 1 << 20)
+        self.assertLess(by_codec["exact:mode=packed"]["wire_bytes"], (1 << 20) / 4)
+
+    def test_overlap_sets_the_union(self):
+        for overlap, union in (("none", 0.08), ("random", 1 - 0.98**4), ("full", 0.02)):
+            for row in self.sweep("-b", "1M", "-e", "1M", "--density", 0.02, "--overlap", overlap):
+                self.assertAlmostEqual(row["union_density"], union, delta=0.006)
+
+    def test_types_rows_values_and_odd_sizes(self):
+        self.sweep("-b", 100003, "-e", 100003, "--dtype", "bf16", "--rows", 64)
+        self.sweep("-b", 100002, "-e", 100002, "--dtype", "f16", "--values", "integers")
+        self.sweep("-b", "256K", "-e", "256K", "--values", "lognormal", "--sigma", 4)
+        self.sweep("-b", 4, "-e", 16, "-f", 2, "--density", 1, "--workers", 1)
+        self.sweep("-b", "64K", "-e", "64K", "--density", 0, "--workers", 2)
+
+    def test_same_seed_same_numbers(self):
+        def run():
+            rows = self.sweep("-b", "64K", "-e", "64K", "--seed", 9)
+            return [(r["union_density"], r["wire_bytes"], r["mode"]) for r in rows]
+        self.assertEqual(run(), run())
+
+    def test_table_has_the_habitual_columns(self):
+        done = addend("perf", "-b", "64K", "-e", "64K", "-n", 1, "--seed", 7)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("seed 7", done.stdout)
+        for column in ("size", "count", "codec", "mode", "union", "wire", "time us", "algbw", "busbw", "x dense", "#wrong"):
+            self.assertIn(column, done.stdout)
+
+    def test_impossible_requests_are_named(self):
+        self.assert_refused(addend("perf", "--codec", "nonsense"), "nonsense", 1)
+        self.assert_refused(addend("perf", "--codec", "exact:mode=upside-down"), "upside-down", 1)
+        self.assert_refused(addend("perf", "-b", "2M", "-e", "1M"), "ends (-e) before it begins (-b)", 1)
+        self.assert_refused(addend("perf", "--overlap", "none", "--density", 0.5), "overlap", 1)
+
+
+def write_npy(path: Path, values, shape=None, descr="<f4") -> Path:
+    shape = shape or (len(values),)
+    header = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {tuple(shape)!r}, }}".encode()
+    header += b" " * (-(10 + len(header) + 1) % 64) + b"\n"
+    data = array.array("f", values).tobytes() if descr == "<f4" else struct.pack(f"<{len(values)}e", *values)
+    path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + data)
+    return path
+
+
+class TryTest(AddendTest):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+
+    def file(self, name: str) -> Path:
+        return Path(self.folder.name) / name
+
+    def test_reports_every_codec(self):
+        files = [write_npy(self.file(f"{w}.npy"), [(i % 97 == w) * (i + w + 0.5) for i in range(20000)]) for w in range(3)]
+        found = self.good_json("try", *files)
+        self.assertEqual([r["codec"] for r in found["results"]], CODECS)
+        self.assertAlmostEqual(found["union_density"], 3 / 97, places=3)
+        for row in found["results"]:
+            self.assertEqual(row["wrong"], 0)
+            self.assertEqual(row["answer"], "exact")  # disjoint: nothing is ever rounded
+            self.assertEqual(sum(row["round_bytes"]), row["wire_bytes"])
+        self.assertLess(found["results"][2]["wire_bytes"], 80000 / 4)
+
+    def test_prints_a_table(self):
+        files = [write_npy(self.file(f"{w}.npy"), [0.1 * w, 0, 3.5, -1], (2, 2)) for w in range(2)]
+        done = addend("try", *files, "--codec", "exact")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("bytes by round", done.stdout)
+
+    def test_half_precision_and_non_finite_values(self):
+        inf, nan = float("inf"), float("nan")
+        files = [write_npy(self.file("a.npy"), [1.5, inf, nan, 0, 65504], descr="<f2"),
+                 write_npy(self.file("b.npy"), [2.5, -inf, 1, -0.0, 65504], descr="<f2")]
+        for row in self.good_json("try", *files)["results"]:
+            self.assertEqual(row["wrong"], 0, row)
+
+    def test_mismatches_and_missing_files_are_named(self):
+        first = write_npy(self.file("a.npy"), [1, 2, 3, 4])
+        other_shape = write_npy(self.file("b.npy"), [1, 2, 3, 4], (2, 2))
+        other_type = write_npy(self.file("c.npy"), [1, 2, 3, 4], descr="<f2")
+        self.assert_refused(addend("try", first, other_shape), "mismatch", 1)
+        self.assert_refused(addend("try", first, other_shape), "(2, 2)", 1)
+        self.assert_refused(addend("try", first, other_type), "f16", 1)
+        self.assert_refused(addend("try", first, self.file("none.npy")), "none.npy", 1)
+        self.assert_refused(addend("try"), "files", 2)
+
+
+class DoctorTest(AddendTest):
+    def test_words_and_json_agree(self):
+        found = self.good_json("doctor")
+        self.assertIn(found["simd"], found["simd_targets"])
+        self.assertEqual(found["simd_targets"][-1], "scalar")
+        self.assertFalse(found["cuda_backend"])
+        words = addend("doctor").stdout
+        for topic in ("SIMD", "cores", "memory", "MPI", "CUDA", "BPF", found["version"], found["simd"]):
+            self.assertIn(topic, words)
+
+
+class BenchTest(AddendTest):
+    def test_quick_checks_answers_and_bytes(self):
+        found = self.good_json("bench", "--quick", "--repeats", 1)
+        verdicts = {bar["name"]: bar["verdict"] for bar in found["bars"]}
+        self.assertIn("PASS", verdicts.values())
+        self.assertIn("not judged", verdicts.values())
+        self.assertEqual(len(found["folds"]), 11)
+
+    def test_only_selects_subjects(self):
+        found = self.good_json("bench", "--quick", "--repeats", 1, "--only", "fold or")
+        self.assertEqual([line["op"] for line in found["folds"]], ["or_u64"])
+        self.assertEqual(found["codecs"], [])
+
+
+class DemoTest(AddendTest):
+    TINY = ("--scale", 0.01, "--steps", 2, "--workers", 2)
+
+    def test_every_model_and_codec_is_right(self):
+        found = self.good_json("demo", *self.TINY)
+        self.assertEqual([m["name"] for m in found["models"]], ["recommender", "language", "vision"])
+        for model in found["models"]:
+            self.assertEqual([r["codec"] for r in model["results"]], CODECS)
+            for row in model["results"]:
+                self.assertEqual(row["wrong"], 0)
+                self.assertEqual(len(row["step_us"]), 2)
+                self.assertTrue(row["replicas_identical"])
+
+    def test_prints_tables_and_progress_and_writes_json(self):
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "report.json"
+            done = addend("demo", *self.TINY, "--models", "recommender,vision", "--codec", "dense", "--codec", "exact",
+                          "--out", out)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("[4/4] vision through exact", done.stderr)
+            self.assertIn("ESTIMATE", done.stdout)
+            self.assertEqual(len(json.loads(out.read_text())["models"]), 2)
+
+    def test_unknown_models_and_unwritable_files_are_named(self):
+        self.assert_refused(addend("demo", "--models", "resnet"), "resnet", 1)
+        done = addend("demo", *self.TINY, "--models", "vision", "--codec", "dense", "--out", "/nowhere/x.json")
+        self.assert_refused(done, "/nowhere/x.json", 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
