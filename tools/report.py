@@ -48,6 +48,10 @@ def escape(value: object) -> str:
     return html.escape(str(value), quote=True)
 
 
+def capitalize(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
 def number(value: float) -> str:
     """Three significant digits, no exponent for the sizes met here."""
     if value == 0 or abs(value) >= 100:
@@ -279,12 +283,13 @@ def model_section(model: dict, palette: Palette) -> str:
         bar_chart("Step time, threads of this machine", results, lambda r: r["time_us"],
                   lambda r: time_text(r["time_us"]), palette),
     ]
-    return (f'<h2>{escape(model["name"].capitalize())}</h2><p class="soft">{escape(model["description"])}; '
+    return (f'<h2>{escape(capitalize(model["name"]))}</h2><p class="soft">{escape(capitalize(model["description"]))}; '
             f'{model["count"] / 1e6:.1f} million parameters, {byte_text(model["dense_bytes"])} dense.</p>'
             f'{result_table(results, dense)}<div class="grid">{"".join(charts)}'
             '<div class="panel wide"><h3>Estimated step time against link speed: codec time + wire bytes / bandwidth</h3>'
             f'{link_plot(results, palette)}{legend(results, palette)}<p class="soft">{escape(fastest_sentence(results))} '
-            'An estimate from measured codec time and bytes: no latency, no overlap with computation, no congestion.</p></div>'
+            'An estimate from measured codec time and bytes: no latency, no overlap with computation, no '
+            'congestion. Dense counts its bytes only, as an engine would reduce it in place.</p></div>'
             f'{bucket_table(results)}</div>')
 
 

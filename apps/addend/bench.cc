@@ -33,6 +33,7 @@ std::string verdict(const Bar& bar, bool quick) {
 void print_codecs(const std::vector<CodecLine>& lines) {
   if (lines.empty()) return;
   std::vector<Row> rows;
+  rows.reserve(lines.size());
   for (const CodecLine& line : lines) {
     rows.push_back(
         {line.subject, line.codec, line.mode, fmt::format("{:.2f}", line.encode_gb_per_s),
@@ -59,6 +60,7 @@ void print_codecs(const std::vector<CodecLine>& lines) {
 void print_folds(const std::vector<FoldLine>& lines) {
   if (lines.empty()) return;
   std::vector<Row> rows;
+  rows.reserve(lines.size());
   for (const FoldLine& line : lines) {
     rows.push_back({line.op, fmt::format("{:.2f}", line.fold_gb_per_s),
                     fmt::format("{:.2f}", line.memcpy_gb_per_s),
@@ -72,8 +74,9 @@ void print_folds(const std::vector<FoldLine>& lines) {
 
 void print_bars(const std::vector<Bar>& bars, bool quick) {
   std::vector<Row> rows;
+  rows.reserve(bars.size());
   for (const Bar& bar : bars) {
-    rows.push_back({bar.name, fmt::format("{:.3f}", bar.value),
+    rows.push_back({bar.name, fmt::format("{:.4f}", bar.value),
                     fmt::format("{} {:g}", bar.at_most ? "<=" : ">=", bar.limit),
                     verdict(bar, quick)});
   }

@@ -98,6 +98,7 @@ int finish(const DemoCommand& command, const nlohmann::json& models, uint64_t wr
   } else {
     fmt::print("{}", legend());
   }
+  std::fflush(stdout);
   if (!command.out.empty()) {
     Status written = write_file(command.out, text);
     if (!written) return fail(written.error());

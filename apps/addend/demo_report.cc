@@ -51,6 +51,7 @@ std::string modes(const DemoOutcome& outcome) {
   }
   if (counts.size() == 1) return counts.front().first;
   std::vector<std::string> words;
+  words.reserve(counts.size());
   for (const auto& [mode, count] : counts)
     words.push_back(fmt::format("{} x{}", mode, count));
   return join(words, ", ");
@@ -143,18 +144,15 @@ std::string model_text(const ModelOutcome& outcome) {
 }
 
 std::string legend() {
-  return "ran: mode (a>b: planned as a, sent as b) x buckets. on the wire: bytes one worker hands "
-         "to the\n"
-         "reducer in a step. step: wall time among threads of this machine, median without the "
-         "first step.\n"
-         "x dense: dense's time / this time in the same run.\n"
-         "answer, checked in every step on every worker: exact = the true sum rounded once; = "
-         "dense: bit for\n"
-         "bit what dense all-reduce gave; as dense: within what adding floats one by one may "
-         "round.\n"
-         "est. 1G, 10G, 100G: ESTIMATE of a step on such a link in Gbit/s, codec time of one "
-         "worker +\n"
-         "wire bytes / bandwidth (no latency, no overlap).\n";
+  return "ran         mode x buckets; a>b: planned as a, fell back to b\n"
+         "on the wire bytes that one worker hands to the reducer in a step\n"
+         "step        wall time among threads of this machine, median without the first step\n"
+         "x dense     dense's time / this time, in the same run\n"
+         "answer      checked in every step on every worker. exact: the true sum, rounded once;\n"
+         "            = dense: bit for bit what dense all-reduce gave; as dense: within what\n"
+         "            adding floats one by one may round\n"
+         "est. 1G ..  ESTIMATE of a step on a link of 1, 10, 100 Gbit/s: codec time of one worker\n"
+         "            + wire bytes / bandwidth (no latency, no overlap; dense: its bytes only)\n";
 }
 
 nlohmann::json model_json(const ModelOutcome& outcome) {

@@ -21,7 +21,7 @@ struct ModelOutcome {
 inline constexpr double kLinks[] = {1, 10, 100};
 
 /// Codec time plus the time that one worker's bytes take on the link. An estimate: no latency, no
-/// overlap, no congestion.
+/// overlap, no congestion; dense is counted without codec time.
 double estimate_us(const DemoOutcome& outcome, double gbit_per_s);
 
 /// One model's table.

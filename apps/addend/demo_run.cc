@@ -132,17 +132,24 @@ void ModelRun::check(uint32_t index, WorkerOutcome& outcome) const {
   outcome.digests.push_back(hash);
 }
 
-/// The last step once more, bucket by bucket without a pipeline, to know what the codec alone
-/// costs.
+/// The last step a few times more, bucket by bucket without a pipeline, to know what the codec
+/// alone costs. The smallest time counts: what disturbs a measurement only ever adds to it.
 Status ModelRun::time_phases(Reducer& reducer, Worker& worker, PhaseTimes& phases) {
-  const uint32_t index = reducer.worker();
-  std::memcpy(sums_[index].data(), inputs_[index].data(), inputs_[index].bytes());
-  for (std::size_t i = 0; i < worker.buckets(); ++i) {
-    auto times = all_reduce_by_hand(worker.codec(i), reducer, bucket_data(sums_[index], i));
-    if (!times) return times.error();
-    phases.encode_us += times->encode_us;
-    phases.reduce_us += times->reduce_us;
-    phases.decode_us += times->decode_us;
+  constexpr int kRepeats = 3;
+  const PageBuffer& input = inputs_[reducer.worker()];
+  const PageBuffer& sum = sums_[reducer.worker()];
+  for (int repeat = 0; repeat < kRepeats; ++repeat) {
+    std::memcpy(sum.data(), input.data(), input.bytes());
+    PhaseTimes total;
+    for (std::size_t i = 0; i < worker.buckets(); ++i) {
+      auto times = all_reduce_by_hand(worker.codec(i), reducer, bucket_data(sum, i));
+      if (!times) return times.error();
+      total.encode_us += times->encode_us;
+      total.reduce_us += times->reduce_us;
+      total.decode_us += times->decode_us;
+    }
+    const double before = phases.encode_us + phases.decode_us;
+    if (repeat == 0 || total.encode_us + total.decode_us < before) phases = total;
   }
   return {};
 }

@@ -35,7 +35,8 @@ std::string mpi_words(const Machine& machine) {
     return "not in this build; 'addend perf --reducer mpi' needs one made with libopenmpi-dev or "
            "libmpich-dev";
   }
-  return "in this build: " + machine.mpi_library.substr(0, machine.mpi_library.find('\n'));
+  return "in this build: " +
+         machine.mpi_library.substr(0, machine.mpi_library.find_first_of(",\n"));
 }
 
 std::string cuda_words(const Machine& machine) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // addend perf: all-reduce speed over a sweep of sizes, in the habit of nccl-tests.
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -47,24 +48,34 @@ constexpr const char* kFooter =
     "  addend perf --rows 64 --density 0.05 --dtype bf16 --workers 8 --json\n"
     "  mpirun -n 4 addend perf --reducer mpi -b 16M -e 16M\n";
 
-const std::vector<Column>& columns() {
-  static const std::vector<Column> kColumns{
-      {"size", Align::kRight, 11},    {"count", Align::kRight, 10}, {"codec", Align::kLeft, 24},
-      {"mode", Align::kLeft, 9},      {"union", Align::kRight, 7},  {"wire", Align::kRight, 11},
-      {"time us", Align::kRight, 10}, {"algbw", Align::kRight, 7},  {"busbw", Align::kRight, 7},
-      {"x dense", Align::kRight, 7},  {"#wrong", Align::kRight, 6},
+std::vector<Column> make_columns(const std::vector<std::string>& codecs) {
+  std::size_t codec_width = 0;
+  for (const std::string& codec : codecs)
+    codec_width = std::max(codec_width, codec.size());
+  return {
+      {"size", Align::kRight, 11},          {"count", Align::kRight, 10},
+      {"codec", Align::kLeft, codec_width}, {"mode", Align::kLeft, 9},
+      {"union", Align::kRight, 7},          {"wire", Align::kRight, 11},
+      {"time us", Align::kRight, 10},       {"algbw", Align::kRight, 6},
+      {"busbw", Align::kRight, 6},          {"x dense", Align::kRight, 7},
+      {"#wrong", Align::kRight, 6},
   };
-  return kColumns;
 }
 
-std::string row_text(const PerfRow& row) {
+Row row_cells(const PerfRow& row) {
   const std::string mode =
       row.fallback == "none" ? row.mode : fmt::format("{}>{}", row.mode, row.fallback);
-  return format_row(columns(), {std::to_string(row.bytes), std::to_string(row.count), row.codec,
-                                mode, fmt::format("{:.2f}%", row.union_density * 100),
-                                std::to_string(row.wire_bytes), fmt::format("{:.1f}", row.time_us),
-                                fmt::format("{:.2f}", row.algbw), fmt::format("{:.2f}", row.busbw),
-                                fmt::format("{:.2f}", row.vs_dense), std::to_string(row.wrong)});
+  return {std::to_string(row.bytes),
+          std::to_string(row.count),
+          row.codec,
+          mode,
+          fmt::format("{:.2f}%", row.union_density * 100),
+          std::to_string(row.wire_bytes),
+          fmt::format("{:.1f}", row.time_us),
+          fmt::format("{:.2f}", row.algbw),
+          fmt::format("{:.2f}", row.busbw),
+          fmt::format("{:.2f}", row.vs_dense),
+          std::to_string(row.wrong)};
 }
 
 nlohmann::json row_json(const PerfRow& row) {
@@ -126,8 +137,6 @@ void print_preamble(const PerfOptions& options) {
       options.overlap, gradient.row, options.values, gradient.seed);
   fmt::print("# {} warm-up and {} timed iterations; median of the slowest worker's time\n",
              options.plan.warmup, options.plan.iterations);
-  fmt::print("{}\n", format_header(columns()));
-  std::fflush(stdout);
 }
 
 nlohmann::json document(const PerfOptions& options, nlohmann::json rows) {
@@ -151,8 +160,12 @@ nlohmann::json document(const PerfOptions& options, nlohmann::json rows) {
 /// Prints on rank 0 only; every rank counts what was wrong, so that all exit alike.
 class Printer {
  public:
-  Printer(const PerfOptions& options, bool prints) : options_(options), prints_(prints) {
-    if (prints_ && !options_.json) print_preamble(options_);
+  Printer(const PerfOptions& options, bool prints)
+      : options_(options), columns_(make_columns(options.codecs)), prints_(prints) {
+    if (!prints_ || options_.json) return;
+    print_preamble(options_);
+    fmt::print("{}\n", format_header(columns_));
+    std::fflush(stdout);
   }
   void add(const PerfRow& row) {
     wrong_ += row.wrong;
@@ -161,7 +174,7 @@ class Printer {
       rows_.push_back(row_json(row));
       return;
     }
-    fmt::print("{}\n", row_text(row));
+    fmt::print("{}\n", format_row(columns_, row_cells(row)));
     std::fflush(stdout);
   }
   int finish() {
@@ -173,6 +186,7 @@ class Printer {
 
  private:
   const PerfOptions& options_;
+  std::vector<Column> columns_;
   bool prints_;
   uint64_t wrong_ = 0;
   nlohmann::json rows_ = nlohmann::json::array();

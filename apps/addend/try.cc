@@ -188,6 +188,7 @@ void print_table(const TryOptions& options, const std::vector<NpyArray>& gradien
              gradients.size(), gradients.front().count, dtype_name(gradients.front().dtype),
              union_density(outcomes.front()) * 100, options.seed);
   std::vector<Row> rows;
+  rows.reserve(outcomes.size());
   for (const Outcome& outcome : outcomes)
     rows.push_back(outcome_row(outcome));
   fmt::print("{}", format_table({{"codec", Align::kLeft},

@@ -24,8 +24,8 @@ typedef enum addend_op {
   ADDEND_OP_SUM_F16 = 2,  /* rounds to nearest even once per addition */
   ADDEND_OP_SUM_I32 = 3,  /* wraps */
   ADDEND_OP_SUM_I64 = 4,  /* wraps */
-  ADDEND_OP_SUM_U8 = 5,   /* the planner guarantees that it cannot overflow */
-  ADDEND_OP_SUM_U16 = 6,  /* the planner guarantees that it cannot overflow */
+  ADDEND_OP_SUM_U8 = 5,   /* may not overflow: adders differ (MPI libraries wrap or saturate) */
+  ADDEND_OP_SUM_U16 = 6,  /* may not overflow, likewise */
   ADDEND_OP_OR_U64 = 7,
   ADDEND_OP_MAX_U32 = 8,
   ADDEND_OP_TABLE_SUM_U8 =

@@ -58,12 +58,24 @@ Status Buffer::reserve(uint64_t bytes) {
     capacity_ = rounded;
     return {};
   }
-  const uint64_t rounded = round_up(bytes, bytes >= kHugePage ? kHugePage : kMapThreshold);
-  void* mapped = mmap(nullptr, rounded, PROT_READ | PROT_WRITE,
+  const bool huge = bytes >= kHugePage;
+  const uint64_t rounded = round_up(bytes, huge ? kHugePage : kMapThreshold);
+  // A huge page must start at a multiple of its size, which mmap does not promise: map one more and
+  // give back the ends.
+  const uint64_t mapped_bytes = huge ? rounded + kHugePage : rounded;
+  void* mapped = mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) return refused;
-  madvise(mapped, rounded, MADV_HUGEPAGE);  // advice: a kernel without huge pages is as good
-  data_ = mapped;
+  auto* start = static_cast<uint8_t*>(mapped);
+  if (huge) {
+    const uint64_t skip = round_up(reinterpret_cast<uintptr_t>(mapped), kHugePage) -
+                          reinterpret_cast<uintptr_t>(mapped);
+    if (skip > 0) munmap(start, skip);
+    start += skip;
+    if (skip < kHugePage) munmap(start + rounded, kHugePage - skip);
+    madvise(start, rounded, MADV_HUGEPAGE);  // advice: a kernel without huge pages is as good
+  }
+  data_ = start;
   capacity_ = rounded;
   return {};
 }

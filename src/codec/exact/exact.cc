@@ -312,33 +312,48 @@ Result<bool> ExactCodec::close_sketch(Round& round) {
     waiting_ = Waiting::kLast;
     return false;
   }
-  auto* keys = keys_.as<uint64_t>();
-  ADDEND_TRY(fix_up_.reserve(words() * 8));
-  auto* fix_up = fix_up_.as<uint64_t>();
-  if (reproducible()) {
-    for (uint64_t w = 0; w < words(); ++w) {
-      const bool single = reproducible_.format(w * 64 / kRangeBlock).single();
-      keys[w] = single ? index()[w] : 0;
-      fix_up[w] = single ? 0 : index()[w];
-    }
-  } else {
-    std::memcpy(keys, index(), words() * 8);
-    select_words(escape_.as<uint64_t>(), index(), words(), fix_up);
+  KeySet set{index(), words(), union_};
+  ADDEND_TRY(select_fix_up());
+  if (reproducible() && fix_up_count_ > 0) {
+    auto* keys = keys_.as<uint64_t>();
+    for (uint64_t w = 0; w < words(); ++w)
+      keys[w] = index()[w] & ~fix_up_.as<uint64_t>()[w];
+    set = {keys, words(), union_ - fix_up_count_};
   }
-  const KeySet set{keys, words(), popcount({keys, words()})};
   if (!shape_.can_hold(set.count)) {
     draft().fallback = "packed";
     return open_values(round);
   }
   ADDEND_TRY(sketch_.peel(shape_, set, cells_.as<uint64_t>()));
   peeled_ = true;
-  fix_up_count_ = popcount({fix_up, words()});
   draft().stuck_keys = sketch_.stuck().count;
   draft().escaped_values = fix_up_count_;
   waiting_ = Waiting::kLast;
   if (sketch_.stuck().count == 0 && fix_up_count_ == 0) return false;
   draft().fallback = "fix-up";
   return open_fix_up(round);
+}
+
+// Marks the union's keys whose values do not travel in the sketch.
+Status ExactCodec::select_fix_up() {
+  bool any = false;
+  if (reproducible()) {
+    for (uint64_t b = 0; b < reproducible_.blocks() && !any; ++b)
+      any = !reproducible_.format(b).single();
+  } else {
+    any = popcount({escape_.as<uint64_t>(), words_for(words())}) > 0;
+  }
+  fix_up_count_ = 0;
+  if (!any) return {};
+  ADDEND_TRY(fix_up_.reserve(words() * 8));
+  auto* fix_up = fix_up_.as<uint64_t>();
+  for (uint64_t w = 0; w < words(); ++w) {
+    const bool escaped = reproducible() ? !reproducible_.format(w * 64 / kRangeBlock).single()
+                                        : test_bit(escape_.as<uint64_t>(), w);
+    fix_up[w] = escaped ? index()[w] : 0;
+  }
+  fix_up_count_ = popcount({fix_up, words()});
+  return {};
 }
 
 // The integers that this worker put into the sketch for the stuck keys.
@@ -382,48 +397,67 @@ Result<bool> ExactCodec::open_fix_up(Round& round) {
 // --- Decode
 // -----------------------------------------------------------------------------------------------------------------
 
-float ExactCodec::peeled_value(uint64_t position, int64_t quanta) const {
-  if (reproducible()) {
-    const BlockFormat& format = reproducible_.format(position / kRangeBlock);
-    return exact::from_quanta(layout().dtype, quanta, format.fixed.quantum, format.from_quanta);
-  }
-  const int quantum = window_.quantum();
-  // A window below the subnormals has no f32 scale: go through the general rounding.
-  if (quantum < kLowestBit) {
+// Decodes peeled integers. Per element in reproducible mode, one scale for all in float mode.
+struct ExactCodec::Scale {
+  int quantum;
+  float scale;  // 2^quantum, or 0 for a window below the subnormals, which has no f32 scale
+
+  float value(DType dtype, int64_t quanta) const {
+    if (scale != 0) return from_quanta(dtype, quanta, quantum, scale);
     const bool negative = quanta < 0;
     const auto magnitude = static_cast<uint64_t>(quanta);
-    return round_to(layout().dtype, negative, negative ? 0 - magnitude : magnitude, quantum, false);
+    return round_to(dtype, negative, negative ? 0 - magnitude : magnitude, quantum, false);
   }
-  return exact::from_quanta(layout().dtype, quanta, quantum, std::ldexp(1.0f, quantum));
+};
+
+ExactCodec::Scale ExactCodec::scale_at(uint64_t position) const {
+  if (!reproducible()) return {window_.quantum(), std::ldexp(1.0f, window_.quantum())};
+  const BlockFormat& format = reproducible_.format(position / kRangeBlock);
+  return {format.fixed.quantum, format.from_quanta};
 }
 
 // Brings the three sources of a sketch step (peeled, stuck, escaped) together in index order.
 Status ExactCodec::assemble_sketch() {
   const DType dtype = layout().dtype;
   ADDEND_TRY(values_.reserve(union_ * width() + Buffer::kSlack));
+  const bool plain = !reproducible() && fix_up_count_ == 0 && sketch_.stuck().count == 0;
+  if (plain) {
+    const Scale scale = scale_at(0);
+    const int64_t* peeled = sketch_.values();
+    void* values = values_.as<void>();
+    for (uint64_t i = 0; i < union_; ++i)
+      store_float(dtype, values, i, scale.value(dtype, peeled[i]));
+  } else {
+    assemble_mixed();
+  }
+  return sketch_.settle(shape_, quanta_.as<int64_t>(), cells_.as<uint64_t>());
+}
+
+void ExactCodec::assemble_mixed() {
+  const DType dtype = layout().dtype;
   if (reproducible() && fix_up_count_ > 0) {
     reproducible_.unpack(dtype, fix_up_.as<uint64_t>(), fix_values_.as<void>());
   }
   const auto* peeled = sketch_.values();
   const auto* stuck_values = quanta_.as<int64_t>();
   const KeySet stuck = sketch_.stuck();
-  const auto* fix_up = fix_up_.as<uint64_t>();
-  const auto* keys = keys_.as<uint64_t>();
   uint64_t rank = 0, next_fix = 0;
   for (uint64_t w = 0; w < words(); ++w) {
+    const Scale scale = scale_at(w * 64);
     const uint64_t stuck_word = stuck.count > 0 ? stuck.bitmap[w] : 0;
-    const uint64_t escaped_word = fix_up[w], key_word = keys[w];
-    for_each_bit(index()[w], w * 64, [&](uint64_t position) {
-      const uint64_t bit = uint64_t{1} << (position % 64);
-      int64_t quanta = (key_word & bit) != 0 ? *peeled++ : 0;
-      if ((stuck_word & bit) != 0) quanta = *stuck_values++;
-      const float value = (escaped_word & bit) != 0
-                              ? load_float(dtype, fix_values_.as<void>(), next_fix++)
-                              : peeled_value(position, quanta);
-      store_float(dtype, values_.as<void>(), rank++, value);
+    const uint64_t escaped_word = fix_up_count_ > 0 ? fix_up_.as<uint64_t>()[w] : 0;
+    // Float mode sketches every key; reproducible mode leaves the escaped ones out.
+    const uint64_t key_word = reproducible() ? index()[w] & ~escaped_word : index()[w];
+    for_each_bit(index()[w], 0, [&](uint64_t bit) {
+      const uint64_t mask = uint64_t{1} << bit;
+      int64_t quanta = (key_word & mask) != 0 ? *peeled++ : 0;
+      if ((stuck_word & mask) != 0) quanta = *stuck_values++;
+      const bool escaped = (escaped_word & mask) != 0;
+      store_float(dtype, values_.as<void>(), rank++,
+                  escaped ? load_float(dtype, fix_values_.as<void>(), next_fix++)
+                          : scale.value(dtype, quanta));
     });
   }
-  return sketch_.settle(shape_, quanta_.as<int64_t>(), cells_.as<uint64_t>());
 }
 
 Status ExactCodec::do_finish(void* gradient) {

@@ -60,12 +60,15 @@ class ExactCodec final : public SteppedCodec {
   Result<bool> open_values(Round& round);
   Status local_quanta();
   void stuck_quanta(uint64_t* lanes) const;
+  Status select_fix_up();
   Result<bool> open_fix_up(Round& round);
 
   void observe();
   void survey_blocks();
   Status assemble_sketch();
-  float peeled_value(uint64_t position, int64_t quanta) const;
+  void assemble_mixed();
+  struct Scale;
+  Scale scale_at(uint64_t position) const;
 
   const Options options_;
   Observation seen_;

@@ -79,6 +79,13 @@ void list_positions(const KeySet& keys, uint64_t* positions) {
   }
 }
 
+// Room for a chunk's keys when they spread as hashes do: the mean and more than six standard
+// deviations.
+uint64_t even_room(uint64_t keys, uint32_t chunks) {
+  const double mean = static_cast<double>(keys) / chunks;
+  return static_cast<uint64_t>(mean + 7 * std::sqrt(mean)) + 16;
+}
+
 // Cell numbers inside a chunk fit 16 bits unless someone asked for many lanes.
 bool small_chunks(const SketchShape& shape) {
   return shape.chunk_cells() <= std::numeric_limits<uint16_t>::max();
@@ -124,42 +131,62 @@ bool SketchShape::can_hold(uint64_t keys) const {
 
 Status Sketch::reserve(const SketchShape& shape, uint64_t keys) {
   const uint64_t id_bytes = small_chunks(shape) ? 2 : 4;
+  const uint64_t slots = std::max(keys, even_room(keys, shape.chunks) * shape.chunks);
   ADDEND_TRY(starts_.reserve((uint64_t{shape.chunks} + 1) * 8));
-  ADDEND_TRY(cursors_.reserve(uint64_t{shape.chunks} * 8));
+  ADDEND_TRY(ends_.reserve(uint64_t{shape.chunks} * 8));
   ADDEND_TRY(positions_.reserve((keys + 8) * 8));
-  ADDEND_TRY(homes_.reserve(keys * kMaxHashes * id_bytes));
-  ADDEND_TRY(slots_.reserve(keys * shape.words * 8));
+  ADDEND_TRY(homes_.reserve(slots * kMaxHashes * id_bytes));
+  ADDEND_TRY(slots_.reserve(slots * shape.words * 8));
+  ADDEND_TRY(done_.reserve(slots));
   return {};
 }
 
+// Hashes nearly always spread keys evenly, so chunks first get equal room; only if one overflows
+// are they counted.
 template <typename CellId, uint32_t kWords>
 void Sketch::distribute(const SketchShape& shape, const KeySet& keys, const int64_t* values) {
   auto* starts = starts_.as<uint64_t>();
-  auto* cursors = cursors_.as<uint64_t>();
+  list_positions(keys, positions_.as<uint64_t>());
+  const uint64_t room = even_room(keys.count, shape.chunks);
+  for (uint64_t c = 0; c <= shape.chunks; ++c)
+    starts[c] = c * room;
+  if (spread<CellId, kWords>(shape, keys.count, values)) return;
+  const auto* positions = positions_.as<uint64_t>();
+  const uint32_t shift = lane_shift(shape);
+  std::fill(starts, starts + shape.chunks + 1, 0);
+  for (uint64_t i = 0; i < keys.count; ++i) {
+    const uint64_t hash = addend_sketch_hash(shape.seed, positions[i] >> shift);
+    ++starts[addend_sketch_chunk(hash, shape.chunks) + 1];
+  }
+  for (uint64_t c = 0; c < shape.chunks; ++c)
+    starts[c + 1] += starts[c];
+  spread<CellId, kWords>(shape, keys.count, values);
+}
+
+// Puts every key into the next slot of its chunk; false if a chunk has no slot left.
+template <typename CellId, uint32_t kWords>
+bool Sketch::spread(const SketchShape& shape, uint64_t keys, const int64_t* values) {
+  const auto* starts = starts_.as<uint64_t>();
+  const auto* positions = positions_.as<uint64_t>();
+  auto* ends = ends_.as<uint64_t>();
   auto* homes = homes_.as<Homes<CellId>>();
   auto* slots = slots_.as<int64_t>();
   const SketchShape local = shape;  // in registers: stores below could alias the caller's
   const uint32_t words = kWords != 0 ? kWords : local.words;
   const uint32_t shift = lane_shift(local);
-  auto* positions = positions_.as<uint64_t>();
-  list_positions(keys, positions);
-  std::fill(starts, starts + local.chunks + 1, 0);
-  for (uint64_t i = 0; i < keys.count; ++i) {
+  std::copy_n(starts, local.chunks, ends);
+  for (uint64_t i = 0; i < keys; ++i) {
     const uint64_t hash = addend_sketch_hash(local.seed, positions[i] >> shift);
-    ++starts[addend_sketch_chunk(hash, local.chunks) + 1];
-  }
-  for (uint32_t c = 0; c < local.chunks; ++c) {
-    starts[c + 1] += starts[c];
-    cursors[c] = starts[c];
-  }
-  for (uint64_t i = 0; i < keys.count; ++i) {
-    const uint64_t hash = addend_sketch_hash(local.seed, positions[i] >> shift);
-    const uint64_t slot = cursors[addend_sketch_chunk(hash, local.chunks)]++;
+    const uint32_t chunk = addend_sketch_chunk(hash, local.chunks);
+    const uint64_t slot = ends[chunk]++;
+    if (slot == starts[chunk + 1]) [[unlikely]]
+      return false;
     homes[slot] = homes_of<CellId>(local, hash, positions[i]);
     if (values == nullptr) continue;
     for (uint32_t w = 0; w < words; ++w)
       slots[slot * words + w] = values[i * words + w];
   }
+  return true;
 }
 
 template <typename CellId, uint32_t kWords>
@@ -168,7 +195,7 @@ void Sketch::insert_chunk(const SketchShape& shape, uint32_t chunk, uint64_t* ce
   const auto* slots = slots_.as<int64_t>();
   const uint32_t words = kWords != 0 ? kWords : shape.words;
   const uint32_t hashes = shape.hashes;
-  const uint64_t end = starts_.as<uint64_t>()[chunk + 1];
+  const uint64_t end = ends_.as<uint64_t>()[chunk];
   for (uint64_t slot = starts_.as<uint64_t>()[chunk]; slot < end; ++slot) {
     const Homes<CellId> home = homes[slot];
     for (uint32_t w = 0; w < words; ++w) {
@@ -205,7 +232,7 @@ void Sketch::peel_chunk(const SketchShape& shape, uint32_t chunk, uint64_t* cell
   const uint32_t stride = words + 1;
   const uint64_t cell_count = shape.chunk_cells();
   const uint64_t begin = starts_.as<uint64_t>()[chunk];
-  const uint64_t keys = starts_.as<uint64_t>()[chunk + 1] - begin;
+  const uint64_t keys = ends_.as<uint64_t>()[chunk] - begin;
   const auto* homes = homes_.as<Homes<CellId>>() + begin;
   auto* slots = slots_.as<int64_t>() + begin * words;
   auto* done = done_.as<uint8_t>() + begin;
@@ -263,7 +290,7 @@ template <uint32_t kWords>
 void Sketch::collect(const SketchShape& shape, const KeySet& keys) {
   const SketchShape local = shape;
   const uint32_t words = kWords != 0 ? kWords : local.words;
-  auto* cursors = cursors_.as<uint64_t>();
+  auto* cursors = ends_.as<uint64_t>();
   const auto* positions = positions_.as<uint64_t>();
   const auto* slots = slots_.as<int64_t>();
   const auto* done = done_.as<uint8_t>();
@@ -288,13 +315,12 @@ void Sketch::collect(const SketchShape& shape, const KeySet& keys) {
 
 Status Sketch::peel(const SketchShape& shape, const KeySet& keys, uint64_t* cells) {
   ADDEND_TRY(reserve(shape, keys.count));
-  ADDEND_TRY(done_.reserve(keys.count));
   ADDEND_TRY(sorted_.reserve(keys.count * shape.words * 8));
   ADDEND_TRY(nodes_.reserve(shape.chunk_cells() * (shape.words + 1) * 8));
   // One slot more than cells: an entry is written before it is known to count.
   ADDEND_TRY(queue_.reserve((shape.chunk_cells() + 1) * 4));
   ADDEND_TRY(stuck_.reserve(keys.words * 8));
-  std::memset(done_.as<uint8_t>(), 0, keys.count);
+  std::memset(done_.as<uint8_t>(), 0, done_.capacity());
   with_types(shape, [&]<typename CellId, uint32_t kWords>() {
     distribute<CellId, kWords>(shape, keys, nullptr);
     const auto peel_one = shape.hashes == 3 ? &Sketch::peel_chunk<CellId, kWords, 3>
@@ -326,7 +352,7 @@ Status Sketch::settle(const SketchShape& shape, const int64_t* stuck_values, uin
 
 uint64_t Sketch::memory_bytes() const {
   uint64_t total = 0;
-  for (const Buffer* buffer : {&starts_, &cursors_, &positions_, &homes_, &slots_, &done_, &sorted_,
+  for (const Buffer* buffer : {&starts_, &ends_, &positions_, &homes_, &slots_, &done_, &sorted_,
                                &nodes_, &queue_, &stuck_}) {
     total += buffer->capacity();
   }

@@ -70,6 +70,8 @@ class Sketch {
   template <typename CellId, uint32_t kWords>
   void distribute(const SketchShape& shape, const KeySet& keys, const int64_t* values);
   template <typename CellId, uint32_t kWords>
+  bool spread(const SketchShape& shape, uint64_t keys, const int64_t* values);
+  template <typename CellId, uint32_t kWords>
   void insert_chunk(const SketchShape& shape, uint32_t chunk, uint64_t* cells) const;
   template <typename CellId, uint32_t kWords, uint32_t kHashes>
   void peel_chunk(const SketchShape& shape, uint32_t chunk, uint64_t* cells);
@@ -78,7 +80,7 @@ class Sketch {
 
   // Keys are grouped by chunk, ascending inside one; "slot" numbers them in that order.
   Buffer starts_;     // u64 per chunk + 1: its first slot
-  Buffer cursors_;    // u64 per chunk
+  Buffer ends_;       // u64 per chunk: behind its last slot in use
   Buffer positions_;  // u64 per key, ascending
   Buffer homes_;      // 4 cell numbers per slot, inside its chunk
   Buffer slots_;      // i64 words per slot: values to insert, or peeled

@@ -52,10 +52,4 @@ int window_quanta(DType dtype, const Window& window, const NonZeros& nonzeros, i
   return largest == 0 ? Observation::kNoTop : range.top;
 }
 
-void select_words(const uint64_t* word_bits, const uint64_t* bitmap, uint64_t words,
-                  uint64_t* out) {
-  for (uint64_t w = 0; w < words; ++w)
-    out[w] = test_bit(word_bits, w) ? bitmap[w] : 0;
-}
-
 }  // namespace addend::exact

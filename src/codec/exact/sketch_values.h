@@ -30,8 +30,4 @@ struct Window {
 int window_quanta(DType dtype, const Window& window, const NonZeros& nonzeros, int64_t* quanta,
                   uint64_t* escaped_words);
 
-/// Expands one bit per word of 64 elements to the elements: out = bitmap where the word's bit is
-/// set, else 0.
-void select_words(const uint64_t* word_bits, const uint64_t* bitmap, uint64_t words, uint64_t* out);
-
 }  // namespace addend::exact

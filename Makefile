@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+# The two commands of the README: `make demo` and `make test`. Each installs what it needs (as root) or names it.
+.PHONY: help demo test test-dev test-asan test-tsan bench fuzz format check-format build-release clean
+JOBS ?= $(shell nproc)
+FUZZ_SECONDS ?= 60
+SOURCES = $(shell git ls-files '*.h' '*.cc' '*.c')
+
+help:
+	@echo 'make demo    install what is needed, build a release, run the main job, write out/report.html'
+	@echo 'make test    install what is needed, build and run all tests (dev, then sanitizers)'
+	@echo 'make bench   the bars: kernels and codecs against memcpy, pass or fail'
+	@echo 'make fuzz    libFuzzer on every parser and decoder, FUZZ_SECONDS=60 each'
+	@echo 'make format  clang-format all sources'
+
+build-release:
+	tools/install_packages.sh build
+	cmake --preset release
+	cmake --build --preset release -j $(JOBS)
+
+demo: build-release
+	mkdir -p out
+	build/release/apps/addend/addend demo --out out/report.json
+	python3 tools/report.py out/report.json -o out/report.html
+	@echo 'report: out/report.html'
+
+bench: build-release
+	build/release/apps/addend/addend bench
+
+test: check-format test-dev test-asan test-tsan
+
+check-format:
+	tools/install_packages.sh build test
+	clang-format-14 --dry-run -Werror $(SOURCES)
+
+test-dev:
+	tools/install_packages.sh build test
+	cmake --preset dev
+	cmake --build --preset dev -j $(JOBS)
+	ctest --preset dev -j $(JOBS)
+
+# The sanitizers look at the library and its tests; the command line was tested above.
+test-asan:
+	tools/install_packages.sh build test
+	cmake --preset asan -DADDEND_APPS=OFF
+	cmake --build --preset asan -j $(JOBS)
+	ctest --preset asan -j $(JOBS) -LE 'slow|mpi'
+
+test-tsan:
+	tools/install_packages.sh build test
+	cmake --preset tsan -DADDEND_APPS=OFF
+	cmake --build --preset tsan -j $(JOBS) --target reduce_test pipeline_test float_equality_test example_c
+	ctest --preset tsan -R '^(reduce_test|pipeline_test|float_equality_test|example_c)$$'
+
+fuzz:
+	tools/install_packages.sh build fuzz
+	cmake --preset fuzz -DADDEND_APPS=OFF
+	cmake --build --preset fuzz -j $(JOBS)
+	tools/run_fuzzers.sh build/fuzz/fuzz $(FUZZ_SECONDS)
+
+format:
+	tools/install_packages.sh test
+	clang-format-14 -i $(SOURCES)
+
+clean:
+	rm -rf build out

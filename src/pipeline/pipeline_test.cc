@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "addend/pipeline.h"
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/support/spawn.h"
+#include "wire/hash.h"
+
+namespace addend {
+namespace {
+
+using testing_support::far;
+using testing_support::spawn_workers;
+
+std::unique_ptr<Codec> make_codec(const std::string& spec, uint64_t count, uint32_t world,
+                                  uint64_t bucket) {
+  Layout layout;
+  layout.count = count;
+  layout.world = world;
+  layout.bucket = bucket;
+  auto codec = create_codec(*CodecSpec::parse(spec), layout);
+  EXPECT_TRUE(codec);
+  return std::move(*codec);
+}
+
+std::vector<float> gradient_of(uint32_t worker, uint64_t bucket, uint64_t count) {
+  std::vector<float> gradient(count, 0.0f);
+  for (uint64_t i = 0; i < count; ++i) {
+    if (addend_random(worker * 131 + bucket, i) % 10 == 0)
+      gradient[i] = static_cast<float>(worker + bucket + 1);
+  }
+  return gradient;
+}
+
+std::vector<float> sum_of(uint32_t world, uint64_t bucket, uint64_t count) {
+  std::vector<float> sum(count, 0.0f);
+  for (uint32_t w = 0; w < world; ++w) {
+    const std::vector<float> one = gradient_of(w, bucket, count);
+    for (uint64_t i = 0; i < count; ++i)
+      sum[i] += one[i];
+  }
+  return sum;
+}
+
+TEST(Pipeline, ManyBucketsInFlightOverManyStepsSumExactly) {
+  constexpr uint32_t kWorld = 4;
+  const char* specs[] = {"exact", "dense", "exact:mode=sketch", "exact:mode=two-level",
+                         "exact:values=reproducible"};
+  spawn_workers(kWorld, {FoldOrder::kPermuted, 1}, [&](uint32_t w, Reducer& reducer) {
+    auto pipeline = create_pipeline(reducer, {3, std::chrono::minutes(5)});
+    ASSERT_TRUE(pipeline);
+    std::vector<std::unique_ptr<Codec>> codecs;
+    for (uint64_t b = 0; b < 10; ++b)
+      codecs.push_back(make_codec(specs[b % 5], b * 997, kWorld, b));
+    for (int step = 0; step < 5; ++step) {
+      std::vector<std::vector<float>> gradients;
+      std::vector<Ticket> tickets;
+      for (uint64_t b = 0; b < 10; ++b)
+        gradients.push_back(gradient_of(w, b, b * 997));
+      for (uint64_t b = 0; b < 10; ++b) {
+        const auto ticket = (*pipeline)->submit(*codecs[b], gradients[b].data());
+        ASSERT_TRUE(ticket);
+        tickets.push_back(*ticket);
+      }
+      for (uint64_t b = 10; b-- > 0;) {  // waiting in another order than submitting is fine
+        const Status status = (*pipeline)->wait(tickets[b]);
+        ASSERT_TRUE(status) << status.error().message;
+        ASSERT_EQ(gradients[b], sum_of(kWorld, b, b * 997)) << "bucket " << b << " step " << step;
+      }
+    }
+  });
+}
+
+// Runs one bucket per worker and returns the statuses; spec_of and count_of may differ by worker.
+template <typename Make>
+std::vector<Status> run_one(uint32_t world, Make make,
+                            std::chrono::nanoseconds deadline = std::chrono::minutes(5)) {
+  std::vector<Status> statuses(world);
+  spawn_workers(world, {}, [&](uint32_t w, Reducer& reducer) {
+    auto pipeline = create_pipeline(reducer, {4, deadline});
+    const std::unique_ptr<Codec> codec = make(w);
+    if (codec == nullptr) return;
+    std::vector<float> gradient(codec->layout().count, static_cast<float>(w));
+    const std::vector<float> before = gradient;
+    const auto ticket = (*pipeline)->submit(*codec, gradient.data());
+    ASSERT_TRUE(ticket);
+    statuses[w] = (*pipeline)->wait(*ticket);
+    if (!statuses[w]) {
+      EXPECT_EQ(gradient, before) << "a failed bucket must leave the gradient alone";
+    }
+  });
+  return statuses;
+}
+
+TEST(Pipeline, DifferentPlansAreANamedErrorOnEveryWorker) {
+  const auto by_length =
+      run_one(3, [](uint32_t w) { return make_codec("exact", w == 1 ? 100 : 101, 3, 0); });
+  const auto by_spec =
+      run_one(3, [](uint32_t w) { return make_codec(w == 2 ? "dense" : "exact", 100, 3, 0); });
+  const auto by_bucket =
+      run_one(3, [](uint32_t w) { return make_codec("exact", 100, 3, w == 0 ? 7 : 8); });
+  for (const auto& statuses : {by_length, by_spec, by_bucket}) {
+    for (const Status& status : statuses) {
+      ASSERT_FALSE(status);
+      EXPECT_EQ(status.error().code, Errc::kMismatch);
+      EXPECT_NE(status.error().message.find("bucket"), std::string::npos);
+    }
+  }
+}
+
+TEST(Pipeline, AWorkerThatNeverComesEndsInATimeoutThatNamesIt) {
+  const auto statuses = run_one(
+      3, [](uint32_t w) { return w == 0 ? nullptr : make_codec("exact", 100, 3, 0); },
+      std::chrono::milliseconds(1));
+  for (uint32_t w = 1; w < 3; ++w) {
+    ASSERT_FALSE(statuses[w]);
+    EXPECT_EQ(statuses[w].error().code, Errc::kTimeout);
+    EXPECT_NE(statuses[w].error().message.find("worker 0"), std::string::npos)
+        << statuses[w].error().message;
+  }
+}
+
+TEST(Pipeline, AWorkerThatCannotEncodeFailsTheBucketOnAllAtOnce) {
+  std::vector<Status> statuses(3);
+  spawn_workers(3, {}, [&](uint32_t w, Reducer& reducer) {
+    auto pipeline = create_pipeline(reducer);
+    const auto codec = make_codec("exact", 50, 3, 0);
+    std::vector<float> gradient(50, 1.0f);
+    const auto ticket = (*pipeline)->submit(*codec, w == 1 ? nullptr : gradient.data());
+    ASSERT_TRUE(ticket);
+    statuses[w] = (*pipeline)->wait(*ticket);
+    EXPECT_EQ(gradient, std::vector<float>(50, 1.0f));
+  });
+  EXPECT_EQ(statuses[1].error().code, Errc::kInvalidArgument);
+  EXPECT_EQ(statuses[0].error().code, Errc::kMismatch);
+  EXPECT_EQ(statuses[2].error().code, Errc::kMismatch);
+}
+
+TEST(Pipeline, BucketsBehindAFailureFailWithItAndLaterOnesToo) {
+  spawn_workers(2, {}, [&](uint32_t w, Reducer& reducer) {
+    auto pipeline = create_pipeline(reducer);
+    const auto bad = make_codec("exact", 10 + w, 2, 0), good = make_codec("exact", 10, 2, 1);
+    std::vector<float> a(11, 1.0f), b(10, 1.0f);
+    const auto first = (*pipeline)->submit(*bad, a.data());
+    const auto second = (*pipeline)->submit(*good, b.data());
+    EXPECT_FALSE((*pipeline)->wait(*first));
+    const Status behind = (*pipeline)->wait(*second);
+    ASSERT_FALSE(behind);
+    EXPECT_NE(behind.error().message.find("earlier bucket"), std::string::npos);
+    EXPECT_EQ(b, std::vector<float>(10, 1.0f));
+  });
+}
+
+TEST(Pipeline, RefusesACodecInFlightAWrongWorldAndAnUnknownTicket) {
+  spawn_workers(1, {}, [&](uint32_t, Reducer& reducer) {
+    auto pipeline = create_pipeline(reducer);
+    const auto codec = make_codec("exact", 10, 2, 0);
+    std::vector<float> gradient(10, 1.0f);
+    EXPECT_EQ((*pipeline)->submit(*codec, gradient.data()).error().code, Errc::kInvalidArgument);
+    EXPECT_EQ((*pipeline)->wait(99).error().code, Errc::kInvalidArgument);
+    const auto fits = make_codec("exact", 10, 1, 0);
+    const auto ticket = (*pipeline)->submit(*fits, gradient.data());
+    ASSERT_TRUE((*pipeline)->wait(*ticket));
+    EXPECT_EQ((*pipeline)->wait(*ticket).error().code, Errc::kInvalidArgument)
+        << "a ticket is waited for once";
+  });
+  EXPECT_FALSE(
+      create_pipeline(*(*create_local_group(1))->reducer(0), {0, std::chrono::seconds(1)}));
+}
+
+TEST(Pipeline, ClosesWithBucketsInFlight) {
+  spawn_workers(2, {}, [&](uint32_t w, Reducer& reducer) {
+    std::vector<float> gradient(1000, static_cast<float>(w));
+    const auto codec = make_codec("exact", 1000, 2, 0);
+    auto pipeline = create_pipeline(reducer);
+    ASSERT_TRUE((*pipeline)->submit(*codec, gradient.data()));
+    pipeline->reset();
+    EXPECT_EQ(gradient[0], 1.0f) << "submitted buckets are finished before the pipeline goes";
+  });
+}
+
+}  // namespace
+}  // namespace addend

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+// The law of the project: decode(fold(encode a, encode b, ...)) = a + b + ..., for every codec,
+// mode, value mode, element type, instruction set, world size, density, length and overlap.
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "addend/simd.h"
+#include "gtest/gtest.h"
+#include "tests/support/gradients.h"
+#include "tests/support/lockstep.h"
+
+namespace addend::testing_support {
+namespace {
+
+const std::vector<std::string> kSpecs = {
+    "dense",
+    "exact",
+    "exact:mode=packed",
+    "exact:mode=two-level",
+    "exact:mode=two-level,block=7",
+    "exact:mode=sketch",
+    "exact:mode=sketch,lanes=8",
+    "exact:values=reproducible",
+    "exact:mode=packed,values=reproducible",
+    "exact:mode=two-level,values=reproducible",
+    "exact:mode=sketch,values=reproducible",
+};
+constexpr DType kTypes[] = {DType::kF32, DType::kBf16, DType::kF16};
+constexpr double kDensities[] = {0, 0.001, 0.01, 0.2, 1};
+constexpr Overlap kOverlaps[] = {Overlap::kNone, Overlap::kRandom, Overlap::kFull};
+
+Layout layout_of(const Scenario& s) {
+  Layout layout;
+  layout.dtype = s.dtype;
+  layout.count = s.count;
+  layout.world = s.world;
+  layout.seed = s.seed;
+  return layout;
+}
+
+std::string describe(const std::string& spec, const Scenario& s) {
+  return spec + " " + dtype_name(s.dtype) + " world " + std::to_string(s.world) + " count " +
+         std::to_string(s.count) + " density " + std::to_string(s.density) + " overlap " +
+         std::to_string(static_cast<int>(s.overlap)) + " seed " + std::to_string(s.seed) + " on " +
+         simd_target();
+}
+
+// Two steps, the second planned from the first, with integers: the sum is exact, whatever the codec
+// and the order.
+void check_integers(const std::string& spec, Scenario s) {
+  Lockstep workers(spec, layout_of(s));
+  const uint32_t decoders = std::min(s.world, 3u);
+  for (int step = 0; step < 2; ++step, s.seed += 17) {
+    std::vector<Bytes> gradients =
+        make_gradients(s, [&](uint32_t w, uint64_t i) { return small_integer(s.seed, w, i); });
+    const std::vector<double> expected = sums(s, gradients);
+    // Workers that do not decode must learn nothing, so the second step needs all of them.
+    const Status status = workers.step(gradients, step == 0 ? s.world : decoders);
+    ASSERT_TRUE(status) << describe(spec, s) << ": " << status.error().message;
+    for (uint32_t w = 0; w < decoders; ++w) {
+      for (uint64_t i = 0; i < s.count; ++i) {
+        ASSERT_EQ(static_cast<double>(read(s.dtype, gradients[w], i)), expected[i])
+            << describe(spec, s) << " worker " << w << " element " << i << " step " << step;
+      }
+    }
+  }
+}
+
+class CodecLaw : public testing::TestWithParam<std::string> {};
+
+TEST_P(CodecLaw, SumsIntegersExactlyForEveryWorldDensityLengthAndOverlap) {
+  for (const DType dtype : kTypes) {
+    for (const uint32_t world : {1u, 2u, 3u, 8u, 15u, 16u, 17u, 64u, 257u}) {
+      for (const uint64_t count : {0, 1, 63, 64, 65, 127, 1009, 4099}) {
+        if (world * count > 70000)
+          continue;  // large worlds get the short lengths, long lengths the small worlds
+        for (const double density : kDensities) {
+          for (const Overlap overlap : kOverlaps) {
+            check_integers(GetParam(), {dtype, count, world, density, overlap, world + count});
+            if (HasFatalFailure()) return;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(CodecLaw, SumsIntegersExactlyOnEveryInstructionSet) {
+  for (const std::string& target : simd_targets()) {
+    ASSERT_TRUE(force_simd_target(target));
+    ASSERT_EQ(simd_target(), target);
+    for (const DType dtype : kTypes) {
+      for (const uint64_t count : {65, 1000, 20011}) {
+        for (const double density : {0.01, 0.2, 1.0}) {
+          check_integers(GetParam(), {dtype, count, 3, density, Overlap::kRandom, count});
+          if (HasFatalFailure()) break;
+        }
+      }
+    }
+    ASSERT_TRUE(force_simd_target(""));
+  }
+}
+
+TEST_P(CodecLaw, OneEmptyWorkerChangesNothing) {
+  Scenario s{DType::kF32, 3001, 4, 0.05, Overlap::kRandom, 5};
+  std::vector<Bytes> gradients =
+      make_gradients(s, [&](uint32_t w, uint64_t i) { return small_integer(9, w, i); });
+  std::fill(gradients[2].begin(), gradients[2].end(), uint8_t{0});
+  const std::vector<double> expected = sums(s, gradients);
+  Lockstep workers(GetParam(), layout_of(s));
+  ASSERT_TRUE(workers.step(gradients));
+  for (uint64_t i = 0; i < s.count; ++i)
+    ASSERT_EQ(static_cast<double>(read(s.dtype, gradients[2], i)), expected[i]);
+}
+
+TEST_P(CodecLaw, NonFiniteAndTinyValuesArriveAsADenseSumGivesThem) {
+  for (const DType dtype : kTypes) {
+    Scenario s{dtype, 2000, 3, 0.1, Overlap::kRandom, 12};
+    std::vector<Bytes> gradients =
+        make_gradients(s, [&](uint32_t w, uint64_t i) { return small_integer(4, w, i); });
+    const float infinity = HUGE_VALF, tiny = dtype == DType::kF16    ? 0x1p-24f
+                                             : dtype == DType::kBf16 ? 0x1p-133f
+                                                                     : 0x1p-149f;
+    write(dtype, gradients[0], 10, NAN);
+    write(dtype, gradients[1], 700, infinity);
+    write(dtype, gradients[0], 701, infinity);
+    write(dtype, gradients[2], 701, -infinity);
+    write(dtype, gradients[2], 702, -infinity);
+    for (uint32_t w = 0; w < 3; ++w) {
+      write(dtype, gradients[w], 1500, tiny);
+      write(dtype, gradients[w], 1501, -0.0f);
+      write(dtype, gradients[w], 1502, w == 1 ? tiny : -0.0f);
+    }
+    std::vector<Bytes> dense = gradients;
+    Lockstep baseline("dense", layout_of(s)), workers(GetParam(), layout_of(s));
+    for (int step = 0; step < 2; ++step) {  // the second step of a sketch is planned from the first
+      std::vector<Bytes> copy = gradients;
+      ASSERT_TRUE(workers.step(copy)) << GetParam();
+      if (step == 0) {
+        ASSERT_TRUE(baseline.step(dense));
+      }
+      for (uint32_t w = 0; w < 3; ++w) {
+        for (uint64_t i = 0; i < s.count; ++i) {
+          const float expected = read(dtype, dense[w], i), actual = read(dtype, copy[w], i);
+          ASSERT_EQ(std::isnan(expected), std::isnan(actual))
+              << GetParam() << " " << dtype_name(dtype) << " " << i;
+          if (!std::isnan(expected)) {
+            ASSERT_EQ(expected, actual) << GetParam() << " " << dtype_name(dtype) << " " << i;
+          }
+        }
+      }
+    }
+  }
+}
+
+// Floats of every magnitude: each decoded element must be within what a float sum in some order may
+// differ by, and all workers must hold the same bits.
+TEST_P(CodecLaw, HeavyTailedFloatsStayWithinAFloatSumsBoundAndWorkersAgree) {
+  for (const DType dtype : kTypes) {
+    for (const double sigma : {1.0, 6.0}) {
+      Scenario s{dtype, 5003, 5, 0.1, Overlap::kRandom, 21};
+      Lockstep workers(GetParam(), layout_of(s));
+      const double epsilon = dtype == DType::kF32    ? 0x1p-24
+                             : dtype == DType::kBf16 ? 0x1p-8
+                                                     : 0x1p-11;
+      const double smallest = dtype == DType::kF32    ? 0x1p-149
+                              : dtype == DType::kBf16 ? 0x1p-133
+                                                      : 0x1p-24;
+      for (int step = 0; step < 3; ++step, ++s.seed) {
+        std::vector<Bytes> gradients = make_gradients(s, [&](uint32_t w, uint64_t i) {
+          const double scale = dtype == DType::kF16 ? 1e-2 : 1e-3;
+          return static_cast<float>(scale * std::exp(sigma * normal(s.seed + w, i)) *
+                                    (normal(s.seed + 50 + w, i) < 0 ? -1 : 1));
+        });
+        const std::vector<double> expected = sums(s, gradients);
+        std::vector<double> magnitude(s.count, 0.0);
+        for (const Bytes& gradient : gradients) {
+          for (uint64_t i = 0; i < s.count; ++i)
+            magnitude[i] += std::fabs(static_cast<double>(read(dtype, gradient, i)));
+        }
+        ASSERT_TRUE(workers.step(gradients));
+        for (uint64_t i = 0; i < s.count; ++i) {
+          const double actual = static_cast<double>(read(dtype, gradients[0], i));
+          if (std::isinf(actual)) continue;  // f16 overflows where the sum does
+          ASSERT_LE(std::fabs(actual - expected[i]), 6 * epsilon * magnitude[i] + smallest)
+              << describe(GetParam(), s) << " element " << i << " step " << step;
+        }
+        for (uint32_t w = 1; w < s.world; ++w)
+          ASSERT_EQ(gradients[w], gradients[0]) << describe(GetParam(), s);
+      }
+    }
+  }
+}
+
+TEST_P(CodecLaw, EncodingIsDeterministic) {
+  Scenario s{DType::kF32, 4001, 3, 0.05, Overlap::kRandom, 33};
+  const auto run = [&] {
+    Lockstep workers(GetParam(), layout_of(s));
+    std::vector<Bytes> gradients = make_gradients(
+        s, [&](uint32_t w, uint64_t i) { return static_cast<float>(normal(s.seed + w, i)); });
+    EXPECT_TRUE(workers.step(gradients));
+    return std::make_pair(gradients[0], workers.codec(0).fingerprint());
+  };
+  EXPECT_EQ(run(), run());
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CodecLaw, testing::ValuesIn(kSpecs), [](const auto& suite) {
+  std::string name = suite.param;
+  std::replace_if(
+      name.begin(), name.end(),
+      [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; }, '_');
+  return name;
+});
+
+}  // namespace
+}  // namespace addend::testing_support

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// The codecs of all workers in one thread, stepped together; rounds are folded in worker order.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "addend/codec.h"
+#include "addend/fold.h"
+
+namespace addend::testing_support {
+
+using Bytes = std::vector<uint8_t>;
+
+class Lockstep {
+ public:
+  /// REQUIRES: a spec and a layout that create_codec accepts.
+  Lockstep(const std::string& spec, const Layout& layout) {
+    const auto parsed = CodecSpec::parse(spec);
+    if (!parsed) std::abort();
+    for (uint32_t w = 0; w < layout.world; ++w) {
+      auto codec = create_codec(*parsed, layout);
+      if (!codec) std::abort();
+      codecs_.push_back(std::move(*codec));
+    }
+  }
+
+  /// One step. The first `decoders` workers decode the sum into their gradient; the others cancel.
+  Status step(std::vector<Bytes>& gradients, uint32_t decoders = ~uint32_t{0}) {
+    const Status status = try_step(gradients, std::min<std::size_t>(decoders, codecs_.size()));
+    for (const auto& codec : codecs_)
+      codec->cancel();
+    return status;
+  }
+
+  Codec& codec(uint32_t w) { return *codecs_[w]; }
+
+ private:
+  Status try_step(std::vector<Bytes>& gradients, std::size_t decoders) {
+    for (std::size_t w = 0; w < codecs_.size(); ++w) {
+      if (codecs_[w]->fingerprint() != codecs_[0]->fingerprint()) {
+        return make_error(Errc::kMismatch, "worker " + std::to_string(w) + " has another plan");
+      }
+      ADDEND_TRY(codecs_[w]->begin(gradients[w].data()));
+    }
+    while (true) {
+      const Result<bool> more = exchange();
+      ADDEND_TRY(more);
+      if (!*more) break;
+    }
+    for (std::size_t w = 0; w < decoders; ++w)
+      ADDEND_TRY(codecs_[w]->finish(gradients[w].data()));
+    return {};
+  }
+
+  Result<bool> exchange() {
+    std::vector<Round> rounds(codecs_.size());
+    for (std::size_t w = 0; w < codecs_.size(); ++w) {
+      const Result<bool> more = codecs_[w]->next_round(rounds[w]);
+      ADDEND_TRY(more);
+      if (!*more) rounds[w].clear();
+      if (rounds[w].size != rounds[0].size) {
+        return make_error(Errc::kMismatch, "worker " + std::to_string(w) + " has other planes");
+      }
+    }
+    if (rounds[0].size == 0) return false;
+    for (std::size_t p = 0; p < rounds[0].size; ++p) {
+      Plane& sum = rounds[0].planes[p];
+      for (std::size_t w = 1; w < codecs_.size(); ++w)
+        ADDEND_TRY(fold(sum, rounds[w].planes[p]));
+      for (std::size_t w = 1; w < codecs_.size(); ++w)
+        std::memcpy(rounds[w].planes[p].data, sum.data, op_bytes(sum.op, sum.lanes));
+    }
+    return true;
+  }
+
+  std::vector<std::unique_ptr<Codec>> codecs_;
+};
+
+}  // namespace addend::testing_support
