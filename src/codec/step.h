@@ -49,7 +49,7 @@ class SteppedCodec : public Codec {
     if (gradient == nullptr && layout_.count > 0) {
       return make_error(Errc::kInvalidArgument, "finish: the gradient is null");
     }
-    const Status status = do_finish(gradient);
+    Status status = do_finish(gradient);
     state_ = State::kIdle;
     if (status) report_ = draft_;
     return status;

@@ -25,7 +25,6 @@ constexpr int kFirstTop = 5;
 constexpr int kF16Top = 15;
 // Room above the largest value of the last step.
 constexpr int kTopMargin = 4;
-constexpr int kTopBias = 256;  // makes the max lane of the largest exponent positive
 
 }  // namespace
 
@@ -66,7 +65,7 @@ uint64_t ExactCodec::fingerprint() const {
         .add(shape_.cells())
         .add(uint64_t{shape_.chunks})
         .add(uint64_t{shape_.hashes});
-    print.add(static_cast<uint64_t>(window_.top + kTopBias));
+    print.add(static_cast<uint64_t>(int64_t{window_.top} + kTopBias));
   }
   return print.value();
 }
@@ -148,7 +147,6 @@ Result<bool> ExactCodec::do_round(Round& round) {
   return false;
 }
 
-// --- Rounds out
 // -------------------------------------------------------------------------------------------------------------
 
 Result<bool> ExactCodec::open_dense(Round& round) {
@@ -194,66 +192,6 @@ Status ExactCodec::open_blocks(Round& round) {
   return {};
 }
 
-// Integers of the local keys, one per non-zero, and which words or blocks escape.
-Status ExactCodec::local_quanta() {
-  ADDEND_TRY(quanta_.reserve(nonzeros_ * 8));
-  auto* quanta = quanta_.as<int64_t>();
-  if (!reproducible()) {
-    const uint64_t bytes = words_for(words()) * 8;
-    ADDEND_TRY(escape_.reserve(bytes));
-    ADDEND_TRY(local_escape_.reserve(bytes));
-    const int top =
-        window_quanta(layout().dtype, window_, nonzeros(), quanta, escape_.as<uint64_t>());
-    top_lane_ = top == Observation::kNoTop ? 0 : static_cast<uint32_t>(top + kTopBias);
-    std::memcpy(local_escape_.as<void>(), escape_.as<void>(), bytes);
-    return {};
-  }
-  // Blocks of several integers stay out of the sketch on every worker: their keys are cleared from
-  // the local set.
-  const NonZeros all = nonzeros();
-  auto* keys = keys_.as<uint64_t>();
-  uint64_t next = 0, kept = 0;
-  for (uint64_t w = 0; w < words(); ++w) {
-    const BlockFormat& format = reproducible_.format(w * 64 / kRangeBlock);
-    const auto here = static_cast<uint64_t>(std::popcount(all.bitmap[w]));
-    keys[w] = format.single() ? all.bitmap[w] : 0;
-    for (uint64_t i = next; i < next + here && format.single(); ++i) {
-      quanta[kept++] = to_quanta(load_float(layout().dtype, all.values, i), format.to_quanta);
-    }
-    next += here;
-  }
-  return {};
-}
-
-Status ExactCodec::open_sketch(Round& round) {
-  ADDEND_TRY(index_.reserve(words() * 8));
-  ADDEND_TRY(keys_.reserve(words() * 8));
-  ADDEND_TRY(cells_.reserve(shape_.lanes_total() * 8));
-  std::memcpy(index(), local_.as<void>(), words() * 8);
-  std::memset(cells_.as<void>(), 0, shape_.lanes_total() * 8);
-  KeySet keys{local_.as<uint64_t>(), words(), nonzeros_};
-  if (reproducible()) {
-    ADDEND_TRY(reproducible_.set_ranges(ranges_.as<uint32_t>(), layout().count, layout().world,
-                                        options_.tolerance));
-  }
-  ADDEND_TRY(local_quanta());
-  if (reproducible()) {
-    keys.bitmap = keys_.as<uint64_t>();
-    keys.count = popcount({keys.bitmap, keys.words});
-  }
-  ADDEND_TRY(sketch_.insert(shape_, keys, quanta_.as<int64_t>(), cells_.as<uint64_t>()));
-  round.add({Op::kOrU64, words(), index(), nullptr, nullptr});
-  round.add({Op::kSumI64, shape_.lanes_total(), cells_.as<void>(), nullptr, nullptr});
-  if (!reproducible()) {
-    round.add({Op::kOrU64, words_for(words()), escape_.as<void>(), nullptr, nullptr});
-    round.add({Op::kMaxU32, 1, &top_lane_, nullptr, nullptr});
-  }
-  draft().cells = shape_.cells();
-  waiting_ = Waiting::kSketch;
-  return {};
-}
-
-// --- Sums in
 // ----------------------------------------------------------------------------------------------------------------
 
 Result<bool> ExactCodec::close_blocks(Round& round) {
@@ -304,161 +242,7 @@ Result<bool> ExactCodec::open_values(Round& round) {
   return true;
 }
 
-Result<bool> ExactCodec::close_sketch(Round& round) {
-  if (layout().count % 64 != 0) index()[words() - 1] &= low_mask(layout().count % 64);
-  union_ = popcount({index(), words()});
-  draft().union_nonzeros = union_;
-  if (union_ == 0) {
-    waiting_ = Waiting::kLast;
-    return false;
-  }
-  KeySet set{index(), words(), union_};
-  ADDEND_TRY(select_fix_up());
-  if (reproducible() && fix_up_count_ > 0) {
-    auto* keys = keys_.as<uint64_t>();
-    for (uint64_t w = 0; w < words(); ++w)
-      keys[w] = index()[w] & ~fix_up_.as<uint64_t>()[w];
-    set = {keys, words(), union_ - fix_up_count_};
-  }
-  if (!shape_.can_hold(set.count)) {
-    draft().fallback = "packed";
-    return open_values(round);
-  }
-  ADDEND_TRY(sketch_.peel(shape_, set, cells_.as<uint64_t>()));
-  peeled_ = true;
-  draft().stuck_keys = sketch_.stuck().count;
-  draft().escaped_values = fix_up_count_;
-  waiting_ = Waiting::kLast;
-  if (sketch_.stuck().count == 0 && fix_up_count_ == 0) return false;
-  draft().fallback = "fix-up";
-  return open_fix_up(round);
-}
-
-// Marks the union's keys whose values do not travel in the sketch.
-Status ExactCodec::select_fix_up() {
-  bool any = false;
-  if (reproducible()) {
-    for (uint64_t b = 0; b < reproducible_.blocks() && !any; ++b)
-      any = !reproducible_.format(b).single();
-  } else {
-    any = popcount({escape_.as<uint64_t>(), words_for(words())}) > 0;
-  }
-  fix_up_count_ = 0;
-  if (!any) return {};
-  ADDEND_TRY(fix_up_.reserve(words() * 8));
-  auto* fix_up = fix_up_.as<uint64_t>();
-  for (uint64_t w = 0; w < words(); ++w) {
-    const bool escaped = reproducible() ? !reproducible_.format(w * 64 / kRangeBlock).single()
-                                        : test_bit(escape_.as<uint64_t>(), w);
-    fix_up[w] = escaped ? index()[w] : 0;
-  }
-  fix_up_count_ = popcount({fix_up, words()});
-  return {};
-}
-
-// The integers that this worker put into the sketch for the stuck keys.
-void ExactCodec::stuck_quanta(uint64_t* lanes) const {
-  const KeySet stuck = sketch_.stuck();
-  for (uint64_t w = 0; w < stuck.words; ++w) {
-    const bool escaped =
-        !reproducible() && stuck.bitmap[w] != 0 && test_bit(local_escape_.as<uint64_t>(), w);
-    for_each_bit(stuck.bitmap[w], w * 64, [&](uint64_t position) {
-      const float value = load_float(layout().dtype, gradient_, position);
-      int64_t quanta = 0;
-      if (reproducible()) {
-        quanta = to_quanta(value, reproducible_.format(position / kRangeBlock).to_quanta);
-      } else if (!escaped && !window_.quanta(value, &quanta)) {
-        quanta = 0;
-      }
-      *lanes++ = static_cast<uint64_t>(quanta);
-    });
-  }
-}
-
-Result<bool> ExactCodec::open_fix_up(Round& round) {
-  const uint64_t stuck = sketch_.stuck().count;
-  if (stuck > 0) {
-    ADDEND_TRY(quanta_.reserve(stuck * 8));
-    stuck_quanta(quanta_.as<uint64_t>());
-    round.add({Op::kSumI64, stuck, quanta_.as<void>(), nullptr, nullptr});
-  }
-  if (fix_up_count_ == 0) return true;
-  ADDEND_TRY(fix_values_.reserve(fix_up_count_ * width() + Buffer::kSlack));
-  if (reproducible()) {
-    ADDEND_TRY(reproducible_.pack(layout().dtype, gradient_, fix_up_.as<uint64_t>()));
-    round.add(reproducible_.wide_plane());
-  } else {
-    pack(width(), gradient_, layout().count, fix_up_.as<uint64_t>(), fix_values_.as<void>());
-    round.add({sum_op(layout().dtype), fix_up_count_, fix_values_.as<void>(), nullptr, nullptr});
-  }
-  return true;
-}
-
-// --- Decode
 // -----------------------------------------------------------------------------------------------------------------
-
-// Decodes peeled integers. Per element in reproducible mode, one scale for all in float mode.
-struct ExactCodec::Scale {
-  int quantum;
-  float scale;  // 2^quantum, or 0 for a window below the subnormals, which has no f32 scale
-
-  float value(DType dtype, int64_t quanta) const {
-    if (scale != 0) return from_quanta(dtype, quanta, quantum, scale);
-    const bool negative = quanta < 0;
-    const auto magnitude = static_cast<uint64_t>(quanta);
-    return round_to(dtype, negative, negative ? 0 - magnitude : magnitude, quantum, false);
-  }
-};
-
-ExactCodec::Scale ExactCodec::scale_at(uint64_t position) const {
-  if (!reproducible()) return {window_.quantum(), std::ldexp(1.0f, window_.quantum())};
-  const BlockFormat& format = reproducible_.format(position / kRangeBlock);
-  return {format.fixed.quantum, format.from_quanta};
-}
-
-// Brings the three sources of a sketch step (peeled, stuck, escaped) together in index order.
-Status ExactCodec::assemble_sketch() {
-  const DType dtype = layout().dtype;
-  ADDEND_TRY(values_.reserve(union_ * width() + Buffer::kSlack));
-  const bool plain = !reproducible() && fix_up_count_ == 0 && sketch_.stuck().count == 0;
-  if (plain) {
-    const Scale scale = scale_at(0);
-    const int64_t* peeled = sketch_.values();
-    void* values = values_.as<void>();
-    for (uint64_t i = 0; i < union_; ++i)
-      store_float(dtype, values, i, scale.value(dtype, peeled[i]));
-  } else {
-    assemble_mixed();
-  }
-  return sketch_.settle(shape_, quanta_.as<int64_t>(), cells_.as<uint64_t>());
-}
-
-void ExactCodec::assemble_mixed() {
-  const DType dtype = layout().dtype;
-  if (reproducible() && fix_up_count_ > 0) {
-    reproducible_.unpack(dtype, fix_up_.as<uint64_t>(), fix_values_.as<void>());
-  }
-  const auto* peeled = sketch_.values();
-  const auto* stuck_values = quanta_.as<int64_t>();
-  const KeySet stuck = sketch_.stuck();
-  uint64_t rank = 0, next_fix = 0;
-  for (uint64_t w = 0; w < words(); ++w) {
-    const Scale scale = scale_at(w * 64);
-    const uint64_t stuck_word = stuck.count > 0 ? stuck.bitmap[w] : 0;
-    const uint64_t escaped_word = fix_up_count_ > 0 ? fix_up_.as<uint64_t>()[w] : 0;
-    // Float mode sketches every key; reproducible mode leaves the escaped ones out.
-    const uint64_t key_word = reproducible() ? index()[w] & ~escaped_word : index()[w];
-    for_each_bit(index()[w], 0, [&](uint64_t bit) {
-      const uint64_t mask = uint64_t{1} << bit;
-      int64_t quanta = (key_word & mask) != 0 ? *peeled++ : 0;
-      if ((stuck_word & mask) != 0) quanta = *stuck_values++;
-      const bool escaped = (escaped_word & mask) != 0;
-      store_float(dtype, values_.as<void>(), rank++,
-                  escaped ? load_float(dtype, fix_values_.as<void>(), next_fix++)
-                          : scale.value(dtype, quanta));
-    });
-  }
-}
 
 Status ExactCodec::do_finish(void* gradient) {
   if (peeled_) {

@@ -19,6 +19,9 @@ namespace addend::exact {
 
 Result<std::unique_ptr<Codec>> create_exact(const CodecSpec& spec, const Layout& layout);
 
+/// Makes the max lane of the largest exponent positive; 0 means that there is none.
+inline constexpr int kTopBias = 256;
+
 class ExactCodec final : public SteppedCodec {
  public:
   ExactCodec(const Layout& layout, const Options& options);

@@ -111,11 +111,13 @@ Status ReproducibleValues::pack(DType dtype, const void* gradient, const uint64_
   for_each_selected(selection, count_, [&](uint64_t block, uint64_t position) {
     const BlockFormat& format = formats[block];
     const float value = load_float(dtype, gradient, position);
-    if (!format.narrow) {
+    if (format.narrow) {
+      *narrow++ = static_cast<int32_t>(to_quanta(value, format.to_quanta));
+    } else if (format.single()) {
+      *wide++ = to_quanta(value, format.to_quanta);
+    } else {
       to_fixed(format.fixed, value, wide);
       wide += format.fixed.words();
-    } else {
-      *narrow++ = static_cast<int32_t>(to_quanta(value, format.to_quanta));
     }
   });
   return {};
@@ -136,8 +138,9 @@ void ReproducibleValues::unpack(DType dtype, const uint64_t* selection, void* pa
   for_each_selected(selection, count_, [&](uint64_t block, uint64_t) {
     const BlockFormat& format = formats[block];
     float value = 0;
-    if (format.narrow) {
-      value = from_quanta(dtype, *narrow++, format.fixed.quantum, format.from_quanta);
+    if (format.single()) {
+      const int64_t quanta = format.narrow ? *narrow++ : *wide++;
+      value = from_quanta(dtype, quanta, format.fixed.quantum, format.from_quanta);
     } else {
       value = from_fixed(format.fixed, dtype, wide);
       wide += format.fixed.words();

@@ -33,7 +33,7 @@ class LocalState {
   Status reduce(uint32_t worker, Round& round, Deadline deadline) {
     rounds_slot(worker, &round);
     ADDEND_TRY(arrive(worker, deadline, "start of a round"));
-    const Status verdict = verdict_of_round();
+    Status verdict = verdict_of_round();
     if (verdict) fold_slice(worker, round);
     // Everyone goes through the second barrier, also after a mismatch: the group stays usable and
     // nobody's planes go away early.

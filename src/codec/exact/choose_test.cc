@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "codec/exact/choose.h"
+
+#include <gtest/gtest.h>
+
+namespace addend::exact {
+namespace {
+
+constexpr uint64_t kCount = uint64_t{1} << 22;
+
+Layout layout_on(double latency_us, double gbit_per_s) {
+  Layout layout;
+  layout.count = kCount;
+  layout.world = 8;
+  layout.network = {latency_us, gbit_per_s};
+  return layout;
+}
+
+// A union of this density, scattered so that every block is live and partial.
+Observation scattered(double density) {
+  Observation seen;
+  seen.steps = 1;
+  seen.nonzeros = static_cast<uint64_t>(density * kCount);
+  seen.live_blocks = kCount / 64;
+  seen.element_bits = kCount;
+  return seen;
+}
+
+Observation full_rows(double density) {
+  Observation seen = scattered(density);
+  seen.live_blocks = seen.nonzeros / 64;
+  seen.element_bits = 0;
+  return seen;
+}
+
+TEST(Choose, KeepsTheModeThatTheUserAskedFor) {
+  for (const Mode mode : {Mode::kPacked, Mode::kTwoLevel, Mode::kSketch}) {
+    Options options;
+    options.mode = mode;
+    for (const double density : {0.0, 0.05, 1.0})
+      EXPECT_EQ(choose(layout_on(50, 10), options, scattered(density)), mode);
+  }
+}
+
+TEST(Choose, TakesPackedToLearnTheUnion) {
+  Options options;
+  EXPECT_EQ(choose(layout_on(50, 10), options, {}), Mode::kPacked);
+  options.mode = Mode::kSketch;
+  EXPECT_EQ(choose(layout_on(50, 10), options, {}), Mode::kPacked);
+  options.mode = Mode::kTwoLevel;
+  EXPECT_EQ(choose(layout_on(50, 10), options, {}), Mode::kTwoLevel);
+}
+
+TEST(Choose, TakesDenseForDenseGradients) {
+  EXPECT_EQ(choose(layout_on(50, 10), {}, scattered(1.0)), Mode::kDense);
+  EXPECT_EQ(choose(layout_on(50, 1), {}, scattered(1.0)), Mode::kDense);
+  EXPECT_EQ(choose(layout_on(50, 10), {}, scattered(0.98)), Mode::kDense);
+}
+
+TEST(Choose, TakesPackedForScatteredNonZerosOnASlowNetwork) {
+  EXPECT_EQ(choose(layout_on(50, 1), {}, scattered(0.05)), Mode::kPacked);
+  EXPECT_EQ(choose(layout_on(50, 10), {}, scattered(0.05)), Mode::kPacked);
+}
+
+TEST(Choose, TakesTwoLevelsForFullRows) {
+  EXPECT_EQ(choose(layout_on(50, 1), {}, full_rows(0.05)), Mode::kTwoLevel);
+  EXPECT_EQ(choose(layout_on(50, 10), {}, full_rows(0.01)), Mode::kTwoLevel);
+}
+
+TEST(Choose, DoesNotTakeTwoLevelsBeforeBlocksWereCounted) {
+  Observation seen = full_rows(0.05);
+  seen.live_blocks = Observation::kUnknown;
+  EXPECT_EQ(choose(layout_on(50, 1), {}, seen), Mode::kPacked);
+}
+
+TEST(Choose, TakesTheSketchWhenLatencyDominates) {
+  EXPECT_EQ(choose(layout_on(20000, 10), {}, scattered(0.001)), Mode::kSketch);
+}
+
+TEST(Choose, NeverTakesDenseForReproducibleValues) {
+  Options options;
+  options.values = Values::kReproducible;
+  for (const double density : {0.0, 0.1, 0.5, 1.0}) {
+    for (const double gbit : {1.0, 100.0, 10000.0})
+      EXPECT_NE(choose(layout_on(50, gbit), options, scattered(density)), Mode::kDense);
+  }
+}
+
+TEST(Choose, LooksAtTheUnionAgainAfterARunOfDenseSteps) {
+  Observation seen = scattered(1.0);
+  for (seen.dense_steps = 0; seen.dense_steps < kProbeInterval; ++seen.dense_steps)
+    ASSERT_EQ(choose(layout_on(50, 10), {}, seen), Mode::kDense) << seen.dense_steps;
+  EXPECT_EQ(choose(layout_on(50, 10), {}, seen), Mode::kPacked);
+}
+
+// All workers choose alike only if nothing but the arguments matters.
+TEST(Choose, IsAFunctionOfItsArguments) {
+  for (const double latency : {1.0, 50.0, 5000.0}) {
+    for (const double gbit : {0.1, 10.0, 800.0}) {
+      for (const double density : {0.0, 0.001, 0.1, 0.4, 1.0}) {
+        const Layout layout = layout_on(latency, gbit);
+        Layout elsewhere = layout;
+        elsewhere.seed = 99;
+        elsewhere.bucket = 7;
+        const Observation seen = scattered(density);
+        const Mode mode = choose(layout, {}, seen);
+        for (int again = 0; again < 3; ++again)
+          EXPECT_EQ(choose(layout, {}, seen), mode);
+        EXPECT_EQ(choose(elsewhere, {}, seen), mode);
+      }
+    }
+  }
+}
+
+TEST(Choose, TakesTheCheapestEstimate) {
+  for (const double latency : {1.0, 50.0, 5000.0}) {
+    for (const double gbit : {0.1, 10.0, 800.0}) {
+      for (const double density : {0.001, 0.1, 0.4, 1.0}) {
+        for (const Observation& seen : {scattered(density), full_rows(density)}) {
+          const Layout layout = layout_on(latency, gbit);
+          const Mode best = choose(layout, {}, seen);
+          const double least = estimate(best, layout, {}, seen).seconds(layout.network);
+          for (const Mode mode : {Mode::kDense, Mode::kPacked, Mode::kTwoLevel, Mode::kSketch})
+            EXPECT_LE(least, estimate(mode, layout, {}, seen).seconds(layout.network));
+        }
+      }
+    }
+  }
+}
+
+TEST(Estimate, CountsTheBytesThatTravel) {
+  const Layout layout = layout_on(50, 10);
+  const Observation seen = full_rows(0.05);
+  const double keys = static_cast<double>(seen.nonzeros);
+  EXPECT_EQ(estimate(Mode::kDense, layout, {}, seen).wire_bytes, 4.0 * kCount);
+  EXPECT_EQ(estimate(Mode::kPacked, layout, {}, seen).wire_bytes, kCount / 8.0 + 4 * keys);
+  EXPECT_EQ(estimate(Mode::kTwoLevel, layout, {}, seen).wire_bytes, kCount / 256.0 + 4 * keys);
+  EXPECT_EQ(estimate(Mode::kTwoLevel, layout, {}, seen).rounds, 2u);
+  EXPECT_EQ(estimate(Mode::kTwoLevel, layout, {}, scattered(0.05)).rounds, 3u);
+  EXPECT_EQ(estimate(Mode::kSketch, layout, {}, seen).rounds, 1u);
+}
+
+TEST(Estimate, TurnsRoundsAndBytesIntoSeconds) {
+  const Cost cost{2, 1e6, 0.25};
+  EXPECT_DOUBLE_EQ(cost.seconds({100, 8}), 2 * 100e-6 + 2 * 1e6 / 1e9 + 0.25);
+}
+
+TEST(SurveysBlocks, OnceAndThenNowAndThen) {
+  Options options;
+  Observation seen;
+  EXPECT_TRUE(surveys_blocks(options, seen));
+  seen.live_blocks = 5;
+  seen.steps = 3;
+  EXPECT_FALSE(surveys_blocks(options, seen));
+  seen.steps = 32;
+  EXPECT_TRUE(surveys_blocks(options, seen));
+  options.mode = Mode::kPacked;
+  EXPECT_FALSE(surveys_blocks(options, seen));
+}
+
+}  // namespace
+}  // namespace addend::exact
