@@ -249,7 +249,7 @@ def result_table(results: list[dict], dense: dict | None) -> str:
     rows = []
     for r in results:
         cells = [byte_text(r["wire_bytes"]), f"{number(r['ratio'])}x", time_text(r["time_us"]),
-                 f"{r['times_dense']:.2f}x" if dense else "-", time_text(r["codec_us"])]
+                 f"{r['times_dense']:.2f}x" if dense else "-", time_text(r["codec_us"]) if r["codec_us"] else "-"]
         cells += [time_text(e["step_us"]) for e in r["estimates"]]
         rows.append(f'<tr><td class="text">{escape(r["codec"])}</td><td class="text wrap">{escape(r["modes"])}</td>'
                     + answer_cell(r) + "".join(f"<td>{escape(c)}</td>" for c in cells)

@@ -16,7 +16,7 @@ static void check(addend_status status, const char* what) {
 
 static addend_codec* make_codec(const char* spec) {
   addend_layout layout;
-  addend_layout_init(&layout);
+  addend_layout_init(&layout, sizeof layout);
   layout.count = kCount;
   layout.world = kWorld;
   addend_codec* codec = NULL;

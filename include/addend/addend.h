@@ -88,21 +88,22 @@ ADDEND_API addend_status addend_fold_table(addend_op op, void* acc, const uint8_
 
 typedef struct addend_codec addend_codec;
 
-/* What all workers agree on. Set `size` to sizeof(addend_layout) and start from addend_layout_init.
- */
+/* What all workers agree on. Start from addend_layout_init(&layout, sizeof layout). */
 typedef struct addend_layout {
   uint32_t size;
   addend_dtype dtype;
-  uint64_t count; /* elements */
-  uint32_t world; /* workers, 1 to 2^20 */
-  uint32_t reserved;
+  uint64_t count;  /* elements */
+  uint32_t world;  /* workers, 1 to 2^20 */
+  uint32_t worker; /* this one; the only field that differs between workers */
   uint64_t seed;
   uint64_t bucket;           /* the caller's name for this gradient */
   double network_latency_us; /* hints for the choice of mode; never change the result */
   double network_gbit_per_s;
 } addend_layout;
 
-ADDEND_API void addend_layout_init(addend_layout* layout);
+/* Writes the defaults; `size` is sizeof(addend_layout) as the caller was compiled, so that either
+ * side may be newer. */
+ADDEND_API void addend_layout_init(addend_layout* layout, size_t size);
 
 /* `spec`: "exact", "dense", "exact:mode=sketch,values=reproducible". All workers must pass the same
  * spec and layout. */

@@ -54,11 +54,12 @@ struct NetworkHint {
   double gbit_per_s = 10;  ///< at which one worker's plane bytes travel
 };
 
-/// What all workers agree on before the first step. Must be equal on all workers.
+/// What all workers agree on before the first step. Must be equal on all workers, but for `worker`.
 struct Layout {
   DType dtype = DType::kF32;
-  uint64_t count = 0;  ///< elements
-  uint32_t world = 1;  ///< workers whose gradients will be summed, 1 to 2^20
+  uint64_t count = 0;   ///< elements
+  uint32_t world = 1;   ///< workers whose gradients will be summed, 1 to 2^20
+  uint32_t worker = 0;  ///< this worker's number, the only field that differs between workers
   uint64_t seed = 0;
   uint64_t bucket = 0;  ///< caller's name for this gradient; a different bucket is a mismatch
   NetworkHint network;

@@ -28,10 +28,16 @@ class Reducer {
   /// Folds every plane of the round over all workers, in place (table sums: into Plane::sums).
   virtual Status reduce(Round& round, Deadline deadline) = 0;
 
-  /// Succeeds on all workers if all passed the same words, else fails with kMismatch on all. One
-  /// small fixed-size round, so it is safe to call where layouts may differ.
-  Status agree(std::span<const uint64_t> words, Deadline deadline);
-  static constexpr std::size_t kMaxAgreeWords = 8;
+  /// Something that must be the same on all workers, and what to call it in an error.
+  struct Claim {
+    const char* what;
+    uint64_t value;
+  };
+  /// Succeeds on all workers if all made the same claims, else fails with kMismatch on all and
+  /// names the first that differs. One small round of fixed size, so it is safe to call where
+  /// layouts may differ.
+  Status agree(std::span<const Claim> claims, Deadline deadline);
+  static constexpr std::size_t kMaxClaims = 8;
 };
 
 /// How a local group combines the workers' planes. Sums of floats depend on it in the last bits;

@@ -23,6 +23,13 @@ void for_each_target(int64_t mask, Visit&& visit) {
     visit(mask & -mask);
 }
 
+// What the machine has, asked once and before anything is forced: a forced target hides the others
+// from Highway.
+int64_t machine_targets() {
+  static const int64_t targets = available();
+  return targets;
+}
+
 void reset() {
   hwy::SetSupportedTargetsForTest(0);
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
@@ -32,15 +39,10 @@ void reset() {
 }  // namespace
 
 std::vector<std::string> simd_targets() {
-  // Ask the machine, not the mask that a forced target leaves behind.
-  const std::string current = simd_target();
-  reset();
   std::vector<std::string> names;
-  for_each_target(available(),
+  for_each_target(machine_targets(),
                   [&](int64_t target) { names.emplace_back(hwy::TargetName(target)); });
-  const bool is_best = !names.empty() && current == names.front();
   names.emplace_back(kScalarTarget);
-  if (!is_best) (void)force_simd_target(current).has_value();
   return names;
 }
 
@@ -51,6 +53,7 @@ std::string simd_target() {
 }
 
 Status force_simd_target(std::string_view name) {
+  const int64_t targets = machine_targets();
   reset();
   if (name.empty()) return {};
   if (name == kScalarTarget) {
@@ -59,7 +62,7 @@ Status force_simd_target(std::string_view name) {
   }
   std::string known;
   int64_t wanted = 0;
-  for_each_target(available(), [&](int64_t target) {
+  for_each_target(targets, [&](int64_t target) {
     if (name == hwy::TargetName(target)) wanted = target;
     known += std::string(hwy::TargetName(target)) + " ";
   });

@@ -82,8 +82,8 @@ void copy_text(std::string_view text, char (&out)[kSize]) {
 // A reducer made of the caller's function.
 class CustomReducer final : public addend::Reducer {
  public:
-  CustomReducer(uint32_t world, uint32_t worker, addend_reduce_function reduce, void* context)
-      : world_(world), worker_(worker), reduce_(reduce), context_(context) {}
+  CustomReducer(uint32_t world, uint32_t worker, addend_reduce_function function, void* context)
+      : world_(world), worker_(worker), reduce_(function), context_(context) {}
   uint32_t world() const override { return world_; }
   uint32_t worker() const override { return worker_; }
 
@@ -110,7 +110,7 @@ class CustomReducer final : public addend::Reducer {
 extern "C" {
 
 uint32_t addend_abi_version(void) { return ADDEND_ABI_VERSION; }
-const char* addend_version(void) { return "0.1.0"; }
+const char* addend_version(void) { return ADDEND_VERSION; }
 const char* addend_status_name(addend_status status) {
   if (status < ADDEND_OK || status > ADDEND_OUT_OF_MEMORY) return "unknown";
   return addend::errc_name(static_cast<Errc>(status));
@@ -144,15 +144,19 @@ addend_status addend_fold_table(addend_op op, void* acc, const uint8_t* indices,
   return ADDEND_OK;
 }
 
-void addend_layout_init(addend_layout* layout) {
-  if (layout == nullptr) return;
+void addend_layout_init(addend_layout* layout, size_t size) {
+  if (layout == nullptr || size < sizeof(uint32_t)) return;
   const addend::Layout defaults;
-  *layout = addend_layout{};
-  layout->size = sizeof(addend_layout);
-  layout->dtype = static_cast<addend_dtype>(defaults.dtype);
-  layout->world = defaults.world;
-  layout->network_latency_us = defaults.network.latency_us;
-  layout->network_gbit_per_s = defaults.network.gbit_per_s;
+  addend_layout known{};
+  known.size = static_cast<uint32_t>(size);
+  known.dtype = static_cast<addend_dtype>(defaults.dtype);
+  known.world = defaults.world;
+  known.network_latency_us = defaults.network.latency_us;
+  known.network_gbit_per_s = defaults.network.gbit_per_s;
+  // A caller from another time has a shorter or a longer struct: fill what both know, clear the
+  // rest.
+  std::memset(layout, 0, size);
+  std::memcpy(layout, &known, std::min(size, sizeof(known)));
 }
 
 addend_status addend_codec_create(const char* spec, const addend_layout* layout,
@@ -162,8 +166,17 @@ addend_status addend_codec_create(const char* spec, const addend_layout* layout,
       return invalid("addend_codec_create: null argument");
     }
     *codec = nullptr;
-    if (layout->size != sizeof(addend_layout)) {
-      return invalid("addend_codec_create: layout.size is wrong; call addend_layout_init first");
+    if (layout->size < sizeof(addend_layout)) {
+      return invalid(
+          "addend_codec_create: layout.size is too small; call addend_layout_init first");
+    }
+    // A newer caller may have set fields that this library does not know.
+    const auto* tail = reinterpret_cast<const unsigned char*>(layout);
+    for (std::size_t i = sizeof(addend_layout); i < layout->size; ++i) {
+      if (tail[i] != 0) {
+        return fail(addend::make_error(Errc::kUnsupported,
+                                       "addend_codec_create: the layout uses a newer ABI"));
+      }
     }
     if (static_cast<unsigned>(layout->dtype) > ADDEND_DTYPE_F16) {
       return invalid("addend_codec_create: unknown element type");
@@ -172,6 +185,7 @@ addend_status addend_codec_create(const char* spec, const addend_layout* layout,
     cpp.dtype = static_cast<addend::DType>(layout->dtype);
     cpp.count = layout->count;
     cpp.world = layout->world;
+    cpp.worker = layout->worker;
     cpp.seed = layout->seed;
     cpp.bucket = layout->bucket;
     cpp.network = {layout->network_latency_us, layout->network_gbit_per_s};
@@ -219,7 +233,7 @@ void addend_codec_cancel(addend_codec* codec) {
 
 addend_status addend_codec_report(const addend_codec* codec, addend_report* report) {
   if (codec == nullptr || report == nullptr) return invalid("addend_codec_report: null argument");
-  if (report->size != sizeof(addend_report)) {
+  if (report->size < sizeof(addend_report)) {
     return invalid("addend_codec_report: set report.size to sizeof(addend_report)");
   }
   const addend::Report& from = codec->codec->report();

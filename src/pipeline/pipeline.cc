@@ -109,8 +109,13 @@ class ThreadedPipeline final : public Pipeline {
 
   void reduce(Bucket& bucket) {
     if (failure_) {
-      bucket.status = make_error(failure_->code, "an earlier bucket failed: " + failure_->message);
+      if (bucket.status) bucket.status = behind(*failure_);
     } else {
+      // A bucket that failed to decode on this worker alone: the others learn it from the next
+      // bucket's first message.
+      if (const std::optional<Error> decode = take_decode_failure(); decode && bucket.status) {
+        bucket.status = behind(*decode);
+      }
       reduce_rounds(bucket);
       if (!bucket.status) failure_ = bucket.status.error();
     }
@@ -120,13 +125,25 @@ class ThreadedPipeline final : public Pipeline {
     }
   }
 
+  static Error behind(const Error& error) {
+    return make_error(error.code, "an earlier bucket failed: " + error.message);
+  }
+
+  std::optional<Error> take_decode_failure() {
+    const std::lock_guard lock(mutex_);
+    return decode_failure_;
+  }
+
   void reduce_rounds(Bucket& bucket) {
     const Deadline deadline = std::chrono::steady_clock::now() + options_.deadline;
-    // The first message of a bucket: what plan, which bucket in the order, and whether encoding
-    // succeeded. A worker that cannot go on says so here, so that the others do not wait for it.
-    const std::array<uint64_t, 3> words = {bucket.codec->fingerprint(), bucket.ticket,
-                                           bucket.status ? uint64_t{0} : uint64_t{1}};
-    const Status agreed = reducer_.agree(words, deadline);
+    // The first message of a bucket. A worker that cannot go on says so here, so that the others do
+    // not wait for it.
+    const std::array<Reducer::Claim, 3> claims = {{
+        {"whether all can go on", bucket.status ? uint64_t{0} : uint64_t{1}},
+        {"the order of submission", bucket.ticket},
+        {"the plan or layout", bucket.codec->fingerprint()},
+    }};
+    const Status agreed = reducer_.agree(claims, deadline);
     if (!bucket.status) return;
     if (!agreed) {
       bucket.status = named(bucket, agreed.error());
@@ -152,6 +169,7 @@ class ThreadedPipeline final : public Pipeline {
     while (std::optional<Bucket> bucket = to_decode_.pop()) {
       if (bucket->status) bucket->status = bucket->codec->finish(bucket->gradient);
       const std::lock_guard lock(mutex_);
+      if (!bucket->status && !decode_failure_) decode_failure_ = bucket->status.error();
       codecs_in_flight_.erase(bucket->codec);
       results_.emplace(bucket->ticket, std::move(bucket->status));
       changed_.notify_all();
@@ -168,7 +186,8 @@ class ThreadedPipeline final : public Pipeline {
   std::set<Ticket> waiting_;
   std::map<Ticket, Status> results_;
 
-  std::optional<Error> failure_;  // of the reduce thread alone
+  std::optional<Error> decode_failure_;  // under mutex_
+  std::optional<Error> failure_;         // of the reduce thread alone
 
   Queue<Bucket> to_encode_, to_reduce_, to_decode_;
   std::thread encoder_, reducer_thread_, decoder_;

@@ -111,8 +111,8 @@ class TamperedSteps {
       const Result<bool> next = codecs_[w]->next_round(rounds[w]);
       ADDEND_TRY(next);
       if (w > 0 && (*next != more || rounds[w].size != rounds[0].size)) {
-        return make_error(Errc::kMismatch, "workers disagree about round " +
-                                               std::to_string(number));
+        return make_error(Errc::kMismatch,
+                          "workers disagree about round " + std::to_string(number));
       }
       more = *next;
     }

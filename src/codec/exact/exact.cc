@@ -16,8 +16,8 @@ namespace {
 // are read from it again.
 constexpr uint64_t kKeptShare = 4;
 
-// From this union density on, gathering values costs more than the zeros it would save.
-bool nearly_dense(uint64_t nonzeros, uint64_t count) { return nonzeros >= count - count / 16; }
+// From this union density on, gathering values costs more than the few zeros (0.1 %) it would save.
+bool nearly_dense(uint64_t nonzeros, uint64_t count) { return nonzeros >= count - count / 1024; }
 
 // The window of the first sketch: values from 2^-30 to 2^5 keep all their bits for worlds up to
 // 2^4; f16 fits whole.
@@ -269,7 +269,9 @@ void ExactCodec::observe() {
     seen_.dense_steps = 0;
     seen_.nonzeros = union_;
     if (mode_ == Mode::kSketch && !reproducible()) {
-      seen_.top = top_lane_ == 0 ? Observation::kNoTop : static_cast<int>(top_lane_) - kTopBias;
+      // A lane beyond any float's top comes from a broken adder; it must not overflow here.
+      const auto top = static_cast<int>(std::min<uint32_t>(top_lane_, kTopBias + kHighestBit));
+      seen_.top = top == 0 ? Observation::kNoTop : top - kTopBias;
     }
     if (surveys_blocks(options_, seen_)) survey_blocks();
   }

@@ -77,6 +77,7 @@ Result<bool> ExactCodec::close_sketch(Round& round) {
   draft().union_nonzeros = union_;
   if (union_ == 0) {
     waiting_ = Waiting::kLast;
+    ADDEND_TRY(Sketch::check_zero(shape_, cells_.as<uint64_t>()));
     return false;
   }
   KeySet set{index(), words(), union_};

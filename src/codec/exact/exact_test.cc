@@ -283,6 +283,20 @@ TEST(ExactSketch, ForgetsTheWindowWhenNothingWasThere) {
   EXPECT_EQ(steps.report().escaped_values, 0u);
 }
 
+TEST(ExactSketch, SurvivesATopThatNoFloatHas) {
+  const Layout layout = layout_of(2);
+  for (const uint32_t top : {0u, 1u, 384u, 0x7FFFFFFFu, 0x80000000u, 0x800000FFu, 0xFFFFFFFFu}) {
+    auto steps = steps_of("exact:mode=sketch,density=0.15", layout);
+    Gradients sums = whole_numbers(layout, 0.05, 1);
+    ASSERT_TRUE(steps.step(sums, [&](uint32_t, Round& round) {
+      for (Plane& plane : round) {
+        if (plane.op == Op::kMaxU32) *static_cast<uint32_t*>(plane.data) = top;
+      }
+    }));
+    run(steps, layout, whole_numbers(layout, 0.05, 2));
+  }
+}
+
 TEST(ExactCodec, ReusesItsMemory) {
   for (const char* spec :
        {"exact:mode=packed", "exact:mode=two-level", "exact:mode=sketch", "exact",

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "codec/exact/fixed.h"
 
-#include <gtest/gtest.h>
-
 #include <limits>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include "tests/support/exact_sum.h"
 #include "wire/hash.h"
@@ -45,7 +45,8 @@ std::vector<int64_t> sum_words(const Fixed& format, const std::vector<float>& va
     EXPECT_TRUE(format.holds(value)) << value;
     to_fixed(format, value, words.data());
     for (uint32_t j = 0; j < format.words(); ++j)
-      sum[j] = static_cast<int64_t>(static_cast<uint64_t>(sum[j]) + static_cast<uint64_t>(words[j]));
+      sum[j] =
+          static_cast<int64_t>(static_cast<uint64_t>(sum[j]) + static_cast<uint64_t>(words[j]));
   }
   return sum;
 }
@@ -152,8 +153,8 @@ TEST(Fixed, RoundsTiesToEven) {
     DType dtype;
     float one;  // of this dtype's last place is two
   };
-  for (const Case& c : {Case{DType::kF32, 0x1p24f}, Case{DType::kBf16, 0x1p8f},
-                        Case{DType::kF16, 0x1p11f}}) {
+  for (const Case& c :
+       {Case{DType::kF32, 0x1p24f}, Case{DType::kBf16, 0x1p8f}, Case{DType::kF16, 0x1p11f}}) {
     for (const float sign : {1.0f, -1.0f}) {
       const float one = sign * c.one;
       expect_same(sum_of({one, sign}, c.dtype), one);
@@ -232,7 +233,7 @@ TEST(Fixed, KnowsWhatItHolds) {
 
 TEST(Fixed, RoundsBitsBelowTheQuantumToNearestEven) {
   const Fixed format = Fixed::holding({20, 0, false}, 2);
-  const std::pair<float, float> cases[] = {{0.5f, 0}, {1.5f, 2},   {2.5f, 2},  {0.75f, 1},
+  const std::pair<float, float> cases[] = {{0.5f, 0},  {1.5f, 2},   {2.5f, 2},     {0.75f, 1},
                                            {0.25f, 0}, {-1.5f, -2}, {0x1p-149f, 0}};
   for (const auto& [value, expected] : cases) {
     int64_t word = 0;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "codec/exact/kernels.h"
 
-#include <gtest/gtest.h>
-
 #include <cstring>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include "addend/simd.h"
 #include "base/bits.h"
@@ -82,8 +82,8 @@ class KernelsOnTarget : public testing::TestWithParam<std::string> {
         reference::scan(gradient, 0, count, bitmap.data(), kept.data(), capacity, {});
     Guarded<uint64_t> actual_bitmap(words, 0, 0);
     Guarded<T> actual_kept(capacity, Buffer::kSlack, 1);
-    const ScanResult actual = scan(sizeof(T), gradient, count, actual_bitmap.data(),
-                                   actual_kept.data(), capacity);
+    const ScanResult actual =
+        scan(sizeof(T), gradient, count, actual_bitmap.data(), actual_kept.data(), capacity);
     ASSERT_EQ(actual.nonzeros, expected.nonzeros);
     ASSERT_EQ(actual.kept, expected.kept);
     ASSERT_LE(actual.kept, capacity);

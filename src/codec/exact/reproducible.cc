@@ -24,7 +24,7 @@ BitRange range_of(const uint32_t* lanes) {
     range.low = kLowestBit;
   } else {
     range.top = static_cast<int>(lanes[0]) - kBias;
-    range.low = kBias - static_cast<int>(lanes[1]);
+    range.low = kBias - static_cast<int>(std::min(lanes[1], kNonFiniteTop));
   }
   // Lanes of an honest peer are inside this range; a corrupted one must not make us index outside
   // it.

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "codec/exact/reproducible.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include "base/bits.h"
 #include "tests/support/exact_sum.h"
@@ -145,7 +145,8 @@ TEST(BlockFormat, GetsNarrowerWithATolerance) {
   EXPECT_FALSE(format_for(values, 8, 0).single());
   EXPECT_TRUE(format_for(values, 8, 1e-12).single());
   EXPECT_TRUE(format_for(values, 8, 1e-6).narrow);
-  EXPECT_EQ(format_for({1.0f, 0.5f}, 8, 1e-6).fixed.quantum, format_for({1.0f, 0.5f}, 8, 0).fixed.quantum)
+  EXPECT_EQ(format_for({1.0f, 0.5f}, 8, 1e-6).fixed.quantum,
+            format_for({1.0f, 0.5f}, 8, 0).fixed.quantum)
       << "nothing to lose, nothing lost";
 }
 
@@ -216,6 +217,15 @@ TEST(ReproducibleValues, StayWithinTheTolerance) {
   }
 }
 
+// All mantissa bits set: at this tolerance every worker's value rounds up to the next power of two,
+// and 256 of those are one more than an i32 holds.
+TEST(ReproducibleValues, HaveRoomForValuesThatRoundUp) {
+  const std::vector<Floats> gradients(256, Floats(10, 0x1.fffffep0f));
+  const Exchange exchange(gradients, 0x1p-15);
+  for (const float sum : exchange.sums)
+    ASSERT_NEAR(sum, 512.0f, 0x1p-14f);
+}
+
 TEST(ReproducibleValues, CostNoMoreLanesWithATolerance) {
   const auto gradients = random_gradients(3, 4 * kRangeBlock, 4, 60);
   const Exchange exact(gradients, 0), rough(gradients, 1e-4);
@@ -254,9 +264,9 @@ TEST(MeasureRanges, SeesTheHighestAndTheLowestBitOfEachBlock) {
 
 // Lanes as no honest peer writes them: any format will do, as long as it is one.
 TEST(BlockFormat, OfCorruptedLanesIsStillAFormat) {
-  const uint32_t odd[] = {0,          1,          106,        107,        383,       384,
-                          405,        406,        1023,       1024,       1025,      0x7FFFFF00u,
-                          0x7FFFFFFFu, 0x80000000u, 0x80000001u, 0xFFFFFF00u, 0xFFFFFFFFu};
+  const uint32_t odd[] = {
+      0,    1,    106,         107,         383,         384,         405,         406,        1023,
+      1024, 1025, 0x7FFFFF00u, 0x7FFFFFFFu, 0x80000000u, 0x80000001u, 0xFFFFFF00u, 0xFFFFFFFFu};
   Floats gradient(100, 1.0f);
   gradient[3] = 0x1p127f;
   gradient[4] = 0x1p-149f;

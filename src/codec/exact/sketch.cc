@@ -341,13 +341,17 @@ Status Sketch::settle(const SketchShape& shape, const int64_t* stuck_values, uin
     }
     ADDEND_TRY(insert(shape, stuck_set_, negated, cells));
   }
+  return check_zero(shape, cells);
+}
+
+Status Sketch::check_zero(const SketchShape& shape, const uint64_t* cells) {
   const uint64_t total = shape.lanes_total();
   const auto zeros = static_cast<uint64_t>(std::count(cells, cells + total, uint64_t{0}));
   if (zeros == total) return {};
-  return make_error(
-      Errc::kUndecodable,
-      "after peeling, " + std::to_string(total - zeros) + " of " + std::to_string(total) +
-          " sketch counters are not zero: a contribution was lost, altered or repeated");
+  return make_error(Errc::kUndecodable, "after peeling, " + std::to_string(total - zeros) + " of " +
+                                            std::to_string(total) +
+                                            " sketch counters are not zero: the cells and the "
+                                            "index that came back do not belong together");
 }
 
 uint64_t Sketch::memory_bytes() const {

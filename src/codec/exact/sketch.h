@@ -59,8 +59,12 @@ class Sketch {
   KeySet stuck() const { return stuck_set_; }
 
   /// Takes the stuck keys' sums, in index order, out of the cells as well; then every counter must
-  /// be zero. kUndecodable if one is not: some adder lost, altered or repeated a contribution.
+  /// be zero. kUndecodable if one is not: cells and index do not belong together. (A
+  /// contribution lost or repeated whole is a valid sum of other workers and cannot show here.)
   Status settle(const SketchShape& shape, const int64_t* stuck_values, uint64_t* cells);
+
+  /// The check that settle ends with.
+  static Status check_zero(const SketchShape& shape, const uint64_t* cells);
 
   uint64_t memory_bytes() const;
 

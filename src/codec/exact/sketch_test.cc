@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "codec/exact/sketch.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include "base/bits.h"
 #include "wire/sketch_hash.h"
@@ -260,6 +260,11 @@ TEST(Sketch, StaysExactWhenAllKeysLandInOneChunk) {
   const Peeled crowded = round_trip(shape, Keys(positions));
   EXPECT_GT(crowded.stuck.size(), 30000u);
   EXPECT_TRUE(crowded.settled);
+  // The other chunks have keys too, which an overflowing one must not disturb.
+  auto mixed = positions;
+  for (uint64_t i = 0; i < 200000; i += 10)
+    mixed.push_back(i);
+  EXPECT_TRUE(round_trip(shape, Keys(mixed)).settled);
   positions.resize(15000);  // unbalanced, but within that chunk's cells
   const Peeled roomy = round_trip(shape, Keys(positions));
   EXPECT_LT(roomy.stuck.size(), 10u);

@@ -134,14 +134,12 @@ Round shape_of(const SnapshotPlan& plan) {
 }
 
 Error outgrown(const SnapshotPlan& plan, uint64_t keys) {
-  const double spare =
-      plan.capacity == 0 ? 1.0 : static_cast<double>(keys) / static_cast<double>(plan.capacity) - 1;
-  return make_error(Errc::kCapacity, "the union has " + std::to_string(keys) +
-                                         " non-zeros, more than the plan for " +
-                                         std::to_string(plan.capacity) +
-                                         " can separate; a plan with room for " +
-                                         std::to_string(keys) + " would do (pack with a spare of " +
-                                         std::to_string(std::max(spare, 0.01)) + " or more)");
+  return make_error(
+      Errc::kCapacity,
+      "the union has " + std::to_string(keys) + " non-zeros, more than a plan for " +
+          std::to_string(plan.capacity) + " can separate; a plan with room for " +
+          std::to_string(keys) +
+          " would do: pack again with a larger spare, or with these gradients in the set");
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "codec/exact/two_level.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include "base/bits.h"
 #include "wire/hash.h"

@@ -26,7 +26,13 @@ constexpr uint64_t kTileBytes = kTileLanes * 8;
 class LocalState {
  public:
   LocalState(uint32_t world, const LocalOptions& options)
-      : world_(world), options_(options), rounds_(world, nullptr), arrived_(world, 0) {}
+      : world_(world),
+        options_(options),
+        rounds_(world, nullptr),
+        arrived_(world, 0),
+        // One tile per level of the tree; a chain needs one.
+        tiles_(world,
+               std::vector<uint64_t>((ceil_log2(std::max(world, 2u)) * 2 + 2) * kTileBytes / 8)) {}
 
   uint32_t world() const { return world_; }
 
@@ -35,6 +41,7 @@ class LocalState {
     ADDEND_TRY(arrive(worker, deadline, "start of a round"));
     Status verdict = verdict_of_round();
     if (verdict) fold_slice(worker, round);
+    finish_folding();
     // Everyone goes through the second barrier, also after a mismatch: the group stays usable and
     // nobody's planes go away early.
     ADDEND_TRY(arrive(worker, deadline, "end of a round"));
@@ -45,6 +52,11 @@ class LocalState {
   void rounds_slot(uint32_t worker, Round* round) {
     const std::lock_guard lock(mutex_);
     rounds_[worker] = round;
+  }
+  // Until every worker has left the fold, planes of others may still be read and written.
+  void finish_folding() {
+    const std::lock_guard lock(mutex_);
+    if (--folding_ == 0) changed_.notify_all();
   }
   Status verdict_of_round() {
     const std::lock_guard lock(mutex_);
@@ -57,7 +69,10 @@ class LocalState {
     const uint64_t phase = phase_;
     arrived_[worker] = 1;
     if (++waiting_ == world_) {
-      if (phase % 2 == 0) compare_shapes();
+      if (phase % 2 == 0) {
+        compare_shapes();
+        folding_ = world_;
+      }
       waiting_ = 0;
       std::fill(arrived_.begin(), arrived_.end(), 0);
       ++phase_;
@@ -69,9 +84,10 @@ class LocalState {
       broken_ = "round " + std::to_string(phase / 2) + ": the deadline passed at the " + where +
                 " while waiting for " + missing();
       changed_.notify_all();
-      return make_error(Errc::kTimeout, broken_);
     }
     if (phase_ != phase) return {};
+    // Folding is arithmetic and ends; only then may this worker's planes go away.
+    changed_.wait(lock, [&] { return folding_ == 0; });
     return make_error(Errc::kTimeout, broken_);
   }
 
@@ -92,8 +108,7 @@ class LocalState {
       const Round& other = *rounds_[w];
       bool same = other.size == first.size;
       for (std::size_t i = 0; same && i < first.size; ++i) {
-        same = other.planes[i].op == first.planes[i].op &&
-               other.planes[i].lanes == first.planes[i].lanes;
+        same = same_shape(first.planes[i], other.planes[i]);
       }
       if (!same) {
         mismatch_ = "worker " + std::to_string(w) + " brought " + describe(other) +
@@ -101,6 +116,12 @@ class LocalState {
       }
     }
     if (mismatch_.empty()) set_order();
+  }
+
+  static bool same_shape(const Plane& a, const Plane& b) {
+    if (a.op != b.op || a.lanes != b.lanes) return false;
+    const std::size_t entry = a.op == Op::kTableSumU8 ? 1 : 2;
+    return !is_table_sum(a.op) || std::memcmp(a.table, b.table, 16 * entry) == 0;
   }
 
   static std::string describe(const Round& round) {
@@ -124,14 +145,12 @@ class LocalState {
   }
 
   void fold_slice(uint32_t worker, Round& round) {
-    // One tile per level of the tree; a chain needs one.
-    std::vector<uint64_t> tiles((ceil_log2(std::max(world_, 2u)) * 2 + 2) * kTileBytes / 8);
     for (std::size_t p = 0; p < round.size; ++p) {
       const uint64_t tile_count = ceil_div(round.planes[p].lanes, kTileLanes);
       const uint64_t first = tile_count * worker / world_,
                      last = tile_count * (worker + 1) / world_;
       for (uint64_t t = first; t < last; ++t)
-        fold_tile(p, t * kTileLanes, tiles.data());
+        fold_tile(p, t * kTileLanes, tiles_[worker].data());
     }
   }
 
@@ -203,12 +222,14 @@ class LocalState {
   uint64_t phase_ = 0;
   std::vector<Round*> rounds_;
   std::vector<uint8_t> arrived_;
+  uint32_t folding_ = 0;  // workers between the barriers of a round
   std::string broken_;
 
   // Written by the last worker to arrive, read by all before the next phase ends.
   std::string mismatch_;
   std::vector<uint32_t> order_;
   uint64_t round_seed_ = 0;
+  std::vector<std::vector<uint64_t>> tiles_;  // per worker, its own
 };
 
 class LocalReducer final : public Reducer {

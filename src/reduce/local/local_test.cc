@@ -138,10 +138,11 @@ TEST(LocalReducer, AgreeSucceedsOnlyIfAllWordsAreEqualOnAllWorkers) {
   for (const uint64_t odd : {uint64_t{7}, uint64_t{7} << 40, ~uint64_t{0}, uint64_t{0}}) {
     std::atomic<int> same{0}, different{0};
     spawn_workers(4, {}, [&](uint32_t w, Reducer& reducer) {
-      const uint64_t words[] = {1, 0xFFFFFFFF00000000ull, 42};
-      same += reducer.agree(words, far()) ? 1 : 0;
-      const uint64_t mine[] = {1, w == 3 ? odd : 5};
+      const Reducer::Claim claims[] = {{"a", 1}, {"b", 0xFFFFFFFF00000000ull}, {"c", 42}};
+      same += reducer.agree(claims, far()) ? 1 : 0;
+      const Reducer::Claim mine[] = {{"the plan", 1}, {"the order", w == 3 ? odd : 5}};
       const Status status = reducer.agree(mine, far());
+      EXPECT_NE(status.error().message.find("the order"), std::string::npos);
       different += !status && status.error().code == Errc::kMismatch ? 1 : 0;
     });
     EXPECT_EQ(same, 4);

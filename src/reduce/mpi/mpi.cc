@@ -8,9 +8,12 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include <mpi.h>
 
@@ -19,8 +22,13 @@
 namespace addend {
 namespace {
 
-// MPI counts are int; pieces also bound what one timed-out call leaves behind.
-constexpr uint64_t kPieceBytes = uint64_t{1} << 30;
+// Planes travel through a buffer of the reducer's own, in pieces: a collective cannot be cancelled,
+// so after a deadline MPI may still write to the memory it was given, which must then not be a
+// codec's. Two copies cost little beside a network.
+constexpr uint64_t kPieceBytes = uint64_t{16} << 20;
+
+// Set when a communicator broke with a collective in flight: MPI_Finalize would wait for it.
+std::atomic<bool> g_collective_lost{false};
 
 struct MpiKind {
   MPI_Datatype type;
@@ -80,8 +88,8 @@ class MpiReducer final : public Reducer {
       const uint64_t width = op_bytes(plane.op, 1), step = kPieceBytes / width;
       for (uint64_t begin = 0; begin < plane.lanes; begin += step) {
         auto* piece = static_cast<uint8_t*>(plane.data) + begin * width;
-        ADDEND_TRY(
-            reduce_piece(kind(plane.op), piece, std::min(step, plane.lanes - begin), deadline));
+        const uint64_t lanes = std::min(step, plane.lanes - begin);
+        ADDEND_TRY(reduce_piece(kind(plane.op), piece, lanes * width, lanes, deadline));
       }
     }
     return {};
@@ -116,10 +124,18 @@ class MpiReducer final : public Reducer {
     return {MPI_UINT32_T, MPI_MAX};
   }
 
-  Status reduce_piece(const MpiKind& kind, void* data, uint64_t lanes, Deadline deadline) {
+  Status reduce_piece(const MpiKind& kind, void* data, uint64_t bytes, uint64_t lanes,
+                      Deadline deadline) {
+    std::memcpy(staging_->data(), data, bytes);
+    ADDEND_TRY(reduce_staged(kind, lanes, deadline));
+    std::memcpy(data, staging_->data(), bytes);
+    return {};
+  }
+
+  Status reduce_staged(const MpiKind& kind, uint64_t lanes, Deadline deadline) {
     MPI_Request request = MPI_REQUEST_NULL;
-    int code = MPI_Iallreduce(MPI_IN_PLACE, data, static_cast<int>(lanes), kind.type, kind.op,
-                              comm_, &request);
+    int code = MPI_Iallreduce(MPI_IN_PLACE, staging_->data(), static_cast<int>(lanes), kind.type,
+                              kind.op, comm_, &request);
     if (code != MPI_SUCCESS) return broke(mpi_error("MPI_Iallreduce", code));
     int done = 0;
     while (true) {
@@ -138,6 +154,8 @@ class MpiReducer final : public Reducer {
 
   Error broke(const Error& error) {
     broken_ = "the MPI communicator is unusable since: " + error.message;
+    g_collective_lost = true;
+    staging_.release();  // left to MPI, see kPieceBytes  NOLINT(bugprone-unused-return-value)
     return error;
   }
 
@@ -147,12 +165,14 @@ class MpiReducer final : public Reducer {
   int world_ = 1;
   int worker_ = 0;
   std::string broken_;
+  std::unique_ptr<std::vector<uint64_t>> staging_ =
+      std::make_unique<std::vector<uint64_t>>(kPieceBytes / 8);
 };
 
 void finalize_at_exit() {
   int finalized = 0;
   MPI_Finalized(&finalized);
-  if (finalized == 0) MPI_Finalize();
+  if (finalized == 0 && !g_collective_lost) MPI_Finalize();
 }
 
 Status initialize() {

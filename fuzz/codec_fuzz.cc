@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// Workers with gradients from the input, in every mode, value mode and element type. First pass:
+// the sums must be right. Second pass: a reducer that overwrites planes with the input before the
+// workers see them; an error or any sum will do, a crash will not.
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "addend/codec.h"
+#include "codec/exact/fixed.h"
+#include "fuzz/input.h"
+#include "tests/support/exact_sum.h"
+#include "tests/support/tampered_steps.h"
+
+using addend::DType;
+using addend::Layout;
+using addend::Plane;
+using addend::Round;
+using addend::exact::load_float;
+using addend::fuzz::Input;
+using addend::fuzz::require;
+using addend::testing_support::ExactSum;
+using addend::testing_support::Gradient;
+using addend::testing_support::TamperedSteps;
+
+namespace {
+
+struct Case {
+  std::string spec;
+  bool reproducible = false;
+  bool sketch = false;
+  Layout layout;
+  std::vector<Gradient> gradients;
+};
+
+Case read_case(Input& input) {
+  constexpr const char* kModes[] = {"auto", "packed", "two-level", "sketch"};
+  Case c;
+  const uint64_t mode = input.take<uint8_t>() % 4;
+  c.reproducible = input.take<uint8_t>() % 2 == 1;
+  // An automatic choice may be a sketch as well.
+  c.sketch = mode == 0 || mode == 3;
+  c.spec = std::string("exact:mode=") + kModes[mode];
+  if (c.reproducible) c.spec += ",values=reproducible";
+  c.spec += ",block=" + std::to_string(1 + input.take<uint8_t>());
+  c.spec += ",lanes=" + std::to_string(1 << input.take<uint8_t>() % 8);
+  const uint8_t density = input.take<uint8_t>();
+  if (density % 3 != 0) c.spec += ",density=" + std::to_string(density / 255.0);
+  c.layout.dtype = static_cast<DType>(input.take<uint8_t>() % 3);
+  c.layout.world = 1 + input.take<uint8_t>() % 4;
+  c.layout.count = input.take<uint16_t>() % 2500;
+  c.layout.seed = input.take<uint8_t>();
+  c.layout.network.latency_us = input.take<uint8_t>() * 20.0;
+  return c;
+}
+
+// Runs of (worker, gap, length, bits): sparse, in rows, or dense.
+void read_gradients(Input& input, Case& c) {
+  const uint32_t width = dtype_bytes(c.layout.dtype);
+  c.gradients.assign(c.layout.world, Gradient(c.layout.count * width));
+  uint64_t at = 0;
+  while (!input.empty() && c.layout.count > 0) {
+    Gradient& gradient = c.gradients[input.take<uint8_t>() % c.layout.world];
+    at += input.take<uint8_t>();
+    const uint64_t length = 1 + input.take<uint8_t>() % 80;
+    uint32_t bits = input.take<uint32_t>();
+    for (uint64_t i = 0; i < length; ++i, ++at, bits += 0x10001)
+      std::memcpy(gradient.data() + at % c.layout.count * width, &bits, width);
+  }
+}
+
+// What folding the gradients themselves would give, in worker order.
+float dense_sum(const Case& c, uint64_t i) {
+  const uint32_t width = dtype_bytes(c.layout.dtype);
+  uint32_t sum = 0, next = 0;
+  std::memcpy(&sum, c.gradients[0].data() + i * width, width);
+  for (uint32_t w = 1; w < c.layout.world; ++w) {
+    std::memcpy(&next, c.gradients[w].data() + i * width, width);
+    const Plane to{sum_op(c.layout.dtype), 1, &sum, nullptr, nullptr};
+    const Plane from{sum_op(c.layout.dtype), 1, &next, nullptr, nullptr};
+    require(addend::testing_support::combine_planes(to, from).has_value());
+  }
+  return load_float(c.layout.dtype, &sum, 0);
+}
+
+// Non-zero addends of element i; `last` is one of them.
+uint32_t addends(const Case& c, uint64_t i, float* last) {
+  uint32_t found = 0;
+  for (const Gradient& gradient : c.gradients) {
+    const float value = load_float(c.layout.dtype, gradient.data(), i);
+    if (value == 0) continue;
+    *last = value;
+    ++found;
+  }
+  return found;
+}
+
+float exact_sum(const Case& c, uint64_t i) {
+  ExactSum sum;
+  for (const Gradient& gradient : c.gradients)
+    sum.add(load_float(c.layout.dtype, gradient.data(), i));
+  return sum.round(c.layout.dtype);
+}
+
+bool same(float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); }
+
+void check_sums(const Case& c, const std::vector<Gradient>& sums) {
+  for (uint32_t w = 1; w < c.layout.world; ++w)
+    require(sums[w] == sums[0]);
+  for (uint64_t i = 0; i < c.layout.count; ++i) {
+    const float actual = load_float(c.layout.dtype, sums[0].data(), i);
+    float only = 0;
+    if (addends(c, i, &only) < 2) {
+      require(same(actual, only));
+      continue;
+    }
+    if (!c.reproducible && same(actual, dense_sum(c, i))) continue;
+    // A sketch adds integers: the exact sum, rounded once.
+    if (c.reproducible || c.sketch) {
+      require(same(actual, exact_sum(c, i)));
+      continue;
+    }
+    require(false);
+  }
+}
+
+void run_honest(const Case& c) {
+  auto steps = TamperedSteps::create(c.spec, c.layout);
+  require(steps.has_value());
+  for (int step = 0; step < 3; ++step) {
+    std::vector<Gradient> sums = c.gradients;
+    require(steps->step(sums).has_value());
+    check_sums(c, sums);
+    for (uint32_t w = 1; w < c.layout.world; ++w)
+      require(steps->worker(w).fingerprint() == steps->worker(0).fingerprint());
+  }
+}
+
+void run_hostile(const Case& c, Input& input) {
+  auto steps = TamperedSteps::create(c.spec, c.layout);
+  require(steps.has_value());
+  for (int step = 0; step < 3; ++step) {
+    std::vector<Gradient> sums = c.gradients;
+    const addend::Status status = steps->step(sums, [&](uint32_t, Round& round) {
+      for (Plane& plane : round) {
+        uint8_t control = 0;
+        input.cycle(&control, 1);
+        const uint64_t bytes = op_bytes(plane.op, plane.lanes);
+        if (control % 4 == 0 || bytes == 0) continue;
+        // All of it, or from some byte on.
+        const uint64_t begin = control % 4 == 1 ? 0 : control % bytes;
+        input.cycle(static_cast<uint8_t*>(plane.data) + begin,
+                    control % 4 == 2 ? bytes - begin : std::min<uint64_t>(8, bytes - begin));
+      }
+    });
+    if (!status) require(sums[0] == c.gradients[0]);
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  Input input(data, size);
+  Case c = read_case(input);
+  read_gradients(input, c);
+  run_honest(c);
+  run_hostile(c, input);
+  return 0;
+}
