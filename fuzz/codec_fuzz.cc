@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "addend/codec.h"
-#include "codec/exact/fixed.h"
 #include "fuzz/input.h"
 #include "tests/support/exact_sum.h"
 #include "tests/support/tampered_steps.h"
@@ -17,9 +16,9 @@ using addend::DType;
 using addend::Layout;
 using addend::Plane;
 using addend::Round;
-using addend::exact::load_float;
 using addend::fuzz::Input;
 using addend::fuzz::require;
+using addend::testing_support::element;
 using addend::testing_support::ExactSum;
 using addend::testing_support::Gradient;
 using addend::testing_support::TamperedSteps;
@@ -81,14 +80,14 @@ float dense_sum(const Case& c, uint64_t i) {
     const Plane from{sum_op(c.layout.dtype), 1, &next, nullptr, nullptr};
     require(addend::testing_support::combine_planes(to, from).has_value());
   }
-  return load_float(c.layout.dtype, &sum, 0);
+  return element(c.layout.dtype, &sum, 0);
 }
 
 // Non-zero addends of element i; `last` is one of them.
 uint32_t addends(const Case& c, uint64_t i, float* last) {
   uint32_t found = 0;
   for (const Gradient& gradient : c.gradients) {
-    const float value = load_float(c.layout.dtype, gradient.data(), i);
+    const float value = element(c.layout.dtype, gradient.data(), i);
     if (value == 0) continue;
     *last = value;
     ++found;
@@ -99,7 +98,7 @@ uint32_t addends(const Case& c, uint64_t i, float* last) {
 float exact_sum(const Case& c, uint64_t i) {
   ExactSum sum;
   for (const Gradient& gradient : c.gradients)
-    sum.add(load_float(c.layout.dtype, gradient.data(), i));
+    sum.add(element(c.layout.dtype, gradient.data(), i));
   return sum.round(c.layout.dtype);
 }
 
@@ -109,7 +108,7 @@ void check_sums(const Case& c, const std::vector<Gradient>& sums) {
   for (uint32_t w = 1; w < c.layout.world; ++w)
     require(sums[w] == sums[0]);
   for (uint64_t i = 0; i < c.layout.count; ++i) {
-    const float actual = load_float(c.layout.dtype, sums[0].data(), i);
+    const float actual = element(c.layout.dtype, sums[0].data(), i);
     float only = 0;
     if (addends(c, i, &only) < 2) {
       require(same(actual, only));

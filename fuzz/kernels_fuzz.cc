@@ -11,11 +11,11 @@
 #include "addend/simd.h"
 #include "base/bits.h"
 #include "base/buffer.h"
-#include "codec/exact/fixed.h"
 #include "codec/exact/kernels.h"
 #include "codec/exact/kernels_reference.h"
 #include "fold/reference.h"
 #include "fuzz/input.h"
+#include "tests/support/exact_sum.h"
 
 using addend::DType;
 using addend::Op;
@@ -35,8 +35,8 @@ void require_same(Op op, const Bytes& a, const Bytes& b, uint64_t lanes) {
   const uint64_t width = addend::op_bytes(op, 1);
   for (uint64_t i = 0; i < lanes; ++i) {
     if (std::memcmp(a.data() + i * width, b.data() + i * width, width) == 0) continue;
-    require(std::isnan(addend::exact::load_float(dtype, a.data(), i)) &&
-            std::isnan(addend::exact::load_float(dtype, b.data(), i)));
+    require(std::isnan(addend::testing_support::element(dtype, a.data(), i)) &&
+            std::isnan(addend::testing_support::element(dtype, b.data(), i)));
   }
 }
 

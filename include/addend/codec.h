@@ -20,6 +20,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -110,6 +111,17 @@ class Codec {
   /// Abandons the step in progress, if any. State that later plans depend on stays as before the
   /// step.
   virtual void cancel() = 0;
+
+  /// Tells the codec, between its last round and finish, that the sums of this step do not contain
+  /// this worker's contribution: a service closed the round without it. Codecs with error feedback
+  /// then keep all of it for the next step; others lose it. kUnsupported for codecs whose sum is
+  /// only right with every worker in it.
+  virtual Status exclude() = 0;
+
+  /// What a restarted worker needs to go on bit for bit, and back; between steps only. Empty for
+  /// codecs that keep nothing. A state of another plan is kMismatch and changes nothing.
+  virtual Result<std::vector<uint8_t>> save_state() const = 0;
+  virtual Status load_state(std::span<const uint8_t> state) = 0;
 
   /// Of the last finished step.
   virtual const Report& report() const = 0;

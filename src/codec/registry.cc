@@ -6,6 +6,7 @@
 #include "codec/dense/dense.h"
 #include "codec/exact/exact.h"
 #include "codec/exact/fixed.h"
+#include "codec/quant/quant.h"
 
 namespace addend {
 namespace {
@@ -16,9 +17,10 @@ struct Entry {
   const std::vector<OptionHelp>& (*options)();
 };
 
-constexpr std::array<Entry, 2> kCodecs{{
+constexpr std::array<Entry, 3> kCodecs{{
     {"dense", create_dense, dense_options},
     {"exact", exact::create_exact, exact::exact_options},
+    {"quant", quant::create_quant, quant::quant_options},
 }};
 
 std::string known_names() {

@@ -83,14 +83,18 @@ TEST(CodecSpec, RefusesAnOptionGivenTwice) {
 
 TEST(CreateCodec, MakesEveryCodecItNames) {
   const auto names = codec_names();
-  EXPECT_EQ(names, (std::vector<std::string>{"dense", "exact"}));
+  for (const char* name : {"dense", "exact"})
+    EXPECT_EQ(std::count(names.begin(), names.end(), name), 1);
   for (const auto& name : names)
     EXPECT_EQ(make(name, 10)->layout().count, 10u);
 }
 
 TEST(CreateCodec, RefusesUnknownNamesAndListsTheKnownOnes) {
+  std::string known;
+  for (const auto& name : codec_names())
+    known += (known.empty() ? "" : ", ") + name;
   expect_refused("exakt", layout_of(8), Errc::kInvalidArgument,
-                 "no codec named 'exakt'; there are: dense, exact");
+                 "no codec named 'exakt'; there are: " + known);
 }
 
 TEST(CreateCodec, RefusesUnknownOptionsAndListsTheKnownOnes) {

@@ -56,6 +56,16 @@ class SteppedCodec : public Codec {
   }
 
   void cancel() final { state_ = State::kIdle; }
+
+  Status exclude() override {
+    return make_error(Errc::kUnsupported, "this codec's sum is only right with every worker in it");
+  }
+  Result<std::vector<uint8_t>> save_state() const override { return std::vector<uint8_t>(); }
+  Status load_state(std::span<const uint8_t> state) override {
+    if (state.empty()) return {};
+    return make_error(Errc::kMismatch, "this codec keeps no state");
+  }
+
   const Report& report() const final { return report_; }
   const Layout& layout() const final { return layout_; }
 

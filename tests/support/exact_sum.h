@@ -3,6 +3,7 @@
 // nothing with the codecs that it checks.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -12,6 +13,13 @@
 #include "wire/half.h"
 
 namespace addend::testing_support {
+
+/// Element i of a gradient as f32.
+inline float element(DType dtype, const void* gradient, uint64_t i) {
+  if (dtype == DType::kF32) return static_cast<const float*>(gradient)[i];
+  const uint16_t half = static_cast<const uint16_t*>(gradient)[i];
+  return dtype == DType::kBf16 ? addend_f32_from_bf16(half) : addend_f32_from_f16(half);
+}
 
 class ExactSum {
  public:

@@ -23,11 +23,14 @@ class Lockstep {
   Lockstep(const std::string& spec, const Layout& layout) {
     const auto parsed = CodecSpec::parse(spec);
     if (!parsed) std::abort();
+    Layout mine = layout;
     for (uint32_t w = 0; w < layout.world; ++w) {
-      auto codec = create_codec(*parsed, layout);
+      mine.worker = w;
+      auto codec = create_codec(*parsed, mine);
       if (!codec) std::abort();
       codecs_.push_back(std::move(*codec));
     }
+    missing_.resize(layout.world, false);
   }
 
   /// One step. The first `decoders` workers decode the sum into their gradient; the others cancel.
@@ -40,6 +43,9 @@ class Lockstep {
 
   Codec& codec(uint32_t w) { return *codecs_[w]; }
 
+  /// From the second round of each step on, the sums are without this worker.
+  void leave_out(uint32_t w, bool missing = true) { missing_[w] = missing; }
+
  private:
   Status try_step(std::vector<Bytes>& gradients, std::size_t decoders) {
     for (std::size_t w = 0; w < codecs_.size(); ++w) {
@@ -48,13 +54,16 @@ class Lockstep {
       }
       ADDEND_TRY(codecs_[w]->begin(gradients[w].data()));
     }
+    round_ = 0;
     while (true) {
       const Result<bool> more = exchange();
       ADDEND_TRY(more);
       if (!*more) break;
     }
-    for (std::size_t w = 0; w < decoders; ++w)
+    for (std::size_t w = 0; w < decoders; ++w) {
+      if (missing_[w]) ADDEND_TRY(codecs_[w]->exclude());
       ADDEND_TRY(codecs_[w]->finish(gradients[w].data()));
+    }
     return {};
   }
 
@@ -69,17 +78,38 @@ class Lockstep {
       }
     }
     if (rounds[0].size == 0) return false;
-    for (std::size_t p = 0; p < rounds[0].size; ++p) {
-      Plane& sum = rounds[0].planes[p];
-      for (std::size_t w = 1; w < codecs_.size(); ++w)
-        ADDEND_TRY(fold(sum, rounds[w].planes[p]));
-      for (std::size_t w = 1; w < codecs_.size(); ++w)
-        std::memcpy(rounds[w].planes[p].data, sum.data, op_bytes(sum.op, sum.lanes));
-    }
+    for (std::size_t p = 0; p < rounds[0].size; ++p)
+      ADDEND_TRY(reduce(rounds, p));
+    ++round_;
     return true;
   }
 
+  // Zero is neutral for every operation. The first round of a step always has everyone in it.
+  Status reduce(std::vector<Round>& rounds, std::size_t p) {
+    const Plane& shape = rounds[0].planes[p];
+    Bytes sum(op_sum_bytes(shape.op, shape.lanes) + 8, 0);
+    for (std::size_t w = 0; w < codecs_.size(); ++w) {
+      const Plane& plane = rounds[w].planes[p];
+      if (plane.op != shape.op || plane.lanes != shape.lanes)
+        return make_error(Errc::kMismatch, "planes differ");
+      if (round_ > 0 && missing_[w]) continue;
+      if (is_table_sum(plane.op)) {
+        fold_table(plane.op, sum.data(), static_cast<const uint8_t*>(plane.data), plane.table,
+                   plane.lanes);
+      } else {
+        fold(plane.op, sum.data(), plane.data, plane.lanes);
+      }
+    }
+    for (Round& round : rounds) {
+      void* to = is_table_sum(shape.op) ? round.planes[p].sums : round.planes[p].data;
+      if (shape.lanes > 0) std::memcpy(to, sum.data(), op_sum_bytes(shape.op, shape.lanes));
+    }
+    return {};
+  }
+
   std::vector<std::unique_ptr<Codec>> codecs_;
+  std::vector<bool> missing_;
+  uint32_t round_ = 0;
 };
 
 }  // namespace addend::testing_support

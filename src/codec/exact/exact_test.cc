@@ -259,6 +259,35 @@ TEST(ExactSketch, SurvivesStuckAndEscapedKeysTogether) {
   }
 }
 
+// A word escapes on one worker only, with ordinary values beside the odd one: if its keys stick,
+// that worker put zeros into the sketch and the others did not.
+TEST(ExactSketch, SurvivesStuckKeysInsideEscapedWords) {
+  const Layout layout = layout_of(3, 1000);
+  int both = 0;
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    Gradients gradients = whole_numbers(layout, 0.08, seed);
+    // Alone at its position: escaped words are float sums, which would depend on the order.
+    for (uint64_t word = 0; word < 1000 / 64; ++word) {
+      for (uint32_t w = 0; w < 3; ++w) {
+        store_float(DType::kF32, gradients[w].data(), 64 * word + word,
+                    w == word % 3 ? 0x1p-100f : 0.0f);
+      }
+    }
+    const uint64_t keys = union_of(layout, gradients);
+    // The smallest plan that is not given up at once: at the threshold, some sets do not peel.
+    uint64_t planned = 1;
+    while (!SketchShape::plan(planned, 1, 1, 0).can_hold(keys))
+      ++planned;
+    const double density = (static_cast<double>(planned) - 0.5) / 1000;
+    auto steps = steps_of("exact:mode=sketch,density=" + std::to_string(density), layout);
+    run(steps, layout, gradients);
+    ASSERT_FALSE(HasFatalFailure()) << "seed " << seed;
+    const Report& report = steps.report();
+    both += report.stuck_keys > 0 && report.escaped_values > report.union_nonzeros / 2 ? 1 : 0;
+  }
+  EXPECT_GT(both, 2);
+}
+
 TEST(ExactSketch, MovesItsWindowToTheLastStepsLargestValue) {
   const Layout layout = layout_of(2);
   for (const float scale : {0x1p60f, 0x1p-60f, 0x1p-140f, 0x1p120f}) {

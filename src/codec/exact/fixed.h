@@ -9,29 +9,13 @@
 #include <cstdint>
 
 #include "addend/plane.h"
+#include "codec/element.h"
 #include "wire/half.h"
 
 namespace addend::exact {
 
 inline constexpr int kLowestBit = -149;  ///< of any f32
 inline constexpr int kHighestBit = 127;
-
-/// Loads element i of a gradient as the f32 that equals it.
-inline float load_float(DType dtype, const void* gradient, uint64_t i) {
-  if (dtype == DType::kF32) return static_cast<const float*>(gradient)[i];
-  const uint16_t half = static_cast<const uint16_t*>(gradient)[i];
-  return dtype == DType::kBf16 ? addend_f32_from_bf16(half) : addend_f32_from_f16(half);
-}
-
-/// Stores a float that is representable in dtype.
-inline void store_float(DType dtype, void* gradient, uint64_t i, float value) {
-  if (dtype == DType::kF32) {
-    static_cast<float*>(gradient)[i] = value;
-  } else {
-    static_cast<uint16_t*>(gradient)[i] =
-        dtype == DType::kBf16 ? addend_bf16_from_f32(value) : addend_f16_from_f32(value);
-  }
-}
 
 /// A finite float as sign, odd or even mantissa of at most 24 bits, and the exponent of the
 /// mantissa's lowest bit.

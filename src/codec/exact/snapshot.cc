@@ -110,7 +110,7 @@ Status plan_sketch(std::span<const GradientView> gradients, const SnapshotOption
     for (uint64_t w = 0; w < words; ++w)
       bits[w] |= scanned.bitmap.as<uint64_t>()[w];
     for (uint64_t i = 0; i < scanned.nonzeros; ++i) {
-      range.include(exact::load_float(gradient.dtype, scanned.values.as<void>(), i));
+      range.include(load_float(gradient.dtype, scanned.values.as<void>(), i));
     }
   }
   const KeySet keys{bits, words, popcount({bits, words})};
@@ -211,7 +211,7 @@ Result<Snapshot> encode_snapshot(const SnapshotPlan& plan, const GradientView& g
   Buffer numbers;
   ADDEND_TRY(numbers.reserve(scanned.nonzeros * shape.words * 8));
   for (uint64_t i = 0; i < scanned.nonzeros; ++i) {
-    const float value = exact::load_float(plan.dtype, scanned.values.as<void>(), i);
+    const float value = load_float(plan.dtype, scanned.values.as<void>(), i);
     if (!format.holds(value)) {
       return make_error(Errc::kCapacity,
                         "the value " + std::to_string(value) + " (non-zero number " +
@@ -256,8 +256,7 @@ Status decode_snapshot(const SnapshotPlan& plan, const Snapshot& snapshot, void*
   const Fixed format = exact::snapshot_format(plan);
   for (uint64_t i = 0; i < keys.count; ++i) {
     const int64_t* number = sketch.values() + i * shape.words;
-    exact::store_float(plan.dtype, packed.as<void>(), i,
-                       exact::from_fixed(format, plan.dtype, number));
+    store_float(plan.dtype, packed.as<void>(), i, exact::from_fixed(format, plan.dtype, number));
   }
   ADDEND_TRY(sketch.settle(shape, nullptr, cells.as<uint64_t>()));
   exact::unpack(width, packed.as<void>(), index, plan.count, out);

@@ -8,7 +8,6 @@
 
 #include <gtest/gtest.h>
 
-#include "codec/exact/fixed.h"
 #include "tests/support/exact_sum.h"
 #include "tests/support/tampered_steps.h"
 #include "wire/hash.h"
@@ -16,8 +15,6 @@
 namespace addend {
 namespace {
 
-using exact::load_float;
-using exact::store_float;
 using testing_support::combine_planes;
 using testing_support::ExactSum;
 
@@ -25,8 +22,14 @@ using testing_support::ExactSum;
 struct Array {
   Array(DType type, uint64_t elements)
       : dtype(type), count(elements), storage(elements * dtype_bytes(type) / 8 + 1) {}
-  void set(uint64_t i, float value) { store_float(dtype, storage.data(), i, value); }
-  float at(uint64_t i) const { return load_float(dtype, storage.data(), i); }
+  void set(uint64_t i, float value) {
+    uint32_t bits = addend_f32_bits(value);
+    if (dtype == DType::kBf16) bits = addend_bf16_from_f32(value);
+    if (dtype == DType::kF16) bits = addend_f16_from_f32(value);
+    const uint32_t width = dtype_bytes(dtype);
+    std::memcpy(reinterpret_cast<uint8_t*>(storage.data()) + i * width, &bits, width);
+  }
+  float at(uint64_t i) const { return element(dtype, storage.data(), i); }
   GradientView view() const { return {storage.data(), count, dtype}; }
 
   DType dtype;

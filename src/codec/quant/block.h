@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// What quant does to one block of a gradient. A block is a power of two of at least kLeastBlock
+// elements, in a float buffer of its own. All arithmetic is defined over sixteen running lanes
+// (element i belongs to lane i % 16), so that scalar and SIMD code of any width write the same
+// bytes. reference.h is the specification, kernels.cc the fast version.
+#pragma once
+
+#include <cstdint>
+
+namespace addend::quant {
+
+inline constexpr uint32_t kLanes = 16;
+inline constexpr uint32_t kLeastBlock = 64;
+
+/// How a block's rotated elements become levels.
+struct Quantiser {
+  float scale = 0;               ///< element -> table units, before the offset
+  float middle = 0;              ///< g / 2: where zero lies in the table
+  float top = 0;                 ///< the largest float below g: its integer part is the last cell
+  uint32_t cells = 0;            ///< g: the table is looked up by the integer part, 0 .. g-1
+  const float* lower = nullptr;  ///< per cell: the level at or below it
+  const float* gap = nullptr;    ///< per cell: distance to the next level
+  const float* index = nullptr;  ///< per cell: number of the lower level
+  uint32_t world = 1;
+  uint32_t worker = 0;
+  bool correlated = true;     ///< workers' rounding thresholds are spread evenly over [0, 1)
+  uint64_t shared_seed = 0;   ///< the same on all workers
+  uint64_t private_seed = 0;  ///< another one on each
+};
+
+/// Tables of a Quantiser are padded to this many cells, so that a lookup may load whole vectors.
+inline constexpr uint32_t kTableCells = 256;
+
+/// Sum of squares, in sixteen running sums that are then added pairwise. REQUIRES: n a multiple
+/// of 16.
+float energy(const float* x, uint64_t n);
+
+/// The rotation: negates where bit i of `signs` is set, then the Walsh-Hadamard transform, not
+/// normalised. x and y may be the same. REQUIRES: n a power of two >= kLeastBlock.
+void rotate(const float* x, const uint64_t* signs, uint64_t n, float* y);
+
+/// Its inverse but for a factor n: the transform in place on x, then y = x, negated where bit i is
+/// set. x is used up.
+void unrotate(float* x, const uint64_t* signs, uint64_t n, float* y);
+
+/// Rounds every element to a level, up or down without bias. Writes the level's value, or its
+/// number in the table.
+void quantise_levels(const Quantiser& quantiser, const float* x, uint64_t n, uint8_t* levels);
+void quantise_indices(const Quantiser& quantiser, const float* x, uint64_t n, uint8_t* indices);
+
+/// x[i] = sums[i] * factor + offset.
+void dequantise(const uint8_t* sums, uint64_t n, float factor, float offset, float* x);
+void dequantise(const uint16_t* sums, uint64_t n, float factor, float offset, float* x);
+void dequantise(const uint32_t* sums, uint64_t n, float factor, float offset, float* x);
+
+}  // namespace addend::quant

@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: Apache-2.0
+// block.h on the best instruction set. A block stays in a first-level cache, so the cost is
+// arithmetic: per vector of sixteen elements about 6 operations inside it and 1 per further stage
+// for the transform, and about 25 for rounding. Vectors narrower than sixteen lanes handle a row of
+// sixteen in several groups, each with its own part of the generators' state.
+#include "base/simd.h"
+#include "codec/quant/block.h"
+#include "codec/quant/reference.h"
+
+#define HWY_WANT_AVX3_DL 1
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "codec/quant/kernels.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace addend::quant::HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using DF = hn::CappedTag<float, kLanes>;
+using DI = hn::RebindToSigned<DF>;
+using DU = hn::RebindToUnsigned<DF>;
+using VF = hn::Vec<DF>;
+using VI = hn::Vec<DI>;
+using VU = hn::Vec<DU>;
+
+constexpr uint32_t kWidth = HWY_MAX_BYTES / 4 < kLanes ? HWY_MAX_BYTES / 4 : kLanes;
+constexpr uint32_t kGroups = kLanes / kWidth;
+
+float energy_kernel(const float* HWY_RESTRICT x, uint64_t n) {
+  const DF d;
+  HWY_ALIGN float sums[kLanes];
+  for (uint32_t g = 0; g < kGroups; ++g) {
+    VF sum = hn::Zero(d);
+    for (uint64_t i = g * kWidth; i < n; i += kLanes) {
+      const VF v = hn::LoadU(d, x + i);
+      sum = hn::Add(sum, hn::Mul(v, v));
+    }
+    hn::Store(sum, d, sums + g * kWidth);
+  }
+  for (uint32_t half = kLanes / 2; half > 0; half /= 2) {
+    for (uint32_t l = 0; l < half; ++l)
+      sums[l] += sums[l + half];
+  }
+  return sums[0];
+}
+
+// v with the signs of the lanes flipped whose bit is set, from bit i of the bitmap on.
+HWY_INLINE VF flipped(VF v, const uint64_t* signs, uint64_t i) {
+  const DF d;
+  if constexpr (kWidth >= 8) {
+    const auto mask = hn::LoadMaskBits(d, reinterpret_cast<const uint8_t*>(signs) + i / 8);
+    return hn::Xor(v, hn::IfThenElseZero(mask, hn::Set(d, -0.0f)));
+  }
+  const uint8_t bits = static_cast<uint8_t>(signs[i / 64] >> (i % 64));
+  return hn::Xor(v, hn::IfThenElseZero(hn::LoadMaskBits(d, &bits), hn::Set(d, -0.0f)));
+}
+
+// One butterfly inside a vector: lanes without bit h get a + b, those with it a - b. `partner`
+// holds each lane's other operand; the product with +-1 is exact, so this rounds once, as the
+// reference does.
+template <uint32_t kH>
+HWY_INLINE VF signs_of() {
+  const DF d;
+  HWY_ALIGN float signs[kLanes];
+  for (uint32_t l = 0; l < kWidth; ++l)
+    signs[l] = (l & kH) != 0 ? -1.0f : 1.0f;
+  return hn::Load(d, signs);
+}
+
+// The stages h = 1 .. kWidth/2.
+HWY_INLINE VF inner_stages(VF v, VF s1, VF s2, VF s4, VF s8) {
+  const DF d;
+  v = hn::MulAdd(v, s1, hn::Reverse2(d, v));
+  v = hn::MulAdd(v, s2, hn::Shuffle1032(v));
+  if constexpr (kWidth >= 8) v = hn::MulAdd(v, s4, hn::SwapAdjacentBlocks(v));
+  if constexpr (kWidth >= 16) v = hn::MulAdd(v, s8, hn::ConcatLowerUpper(d, v, v));
+  (void)s4;
+  (void)s8;
+  return v;
+}
+
+HWY_INLINE void butterfly(VF& a, VF& b) {
+  const VF sum = hn::Add(a, b);
+  b = hn::Sub(a, b);
+  a = sum;
+}
+
+// kStages stages from h on, in one pass over memory: 2^kStages vectors in registers.
+template <uint32_t kStages>
+HWY_INLINE void outer_stages(float* x, uint64_t n, uint64_t h) {
+  const DF d;
+  constexpr uint32_t kCount = 1u << kStages;
+  for (uint64_t base = 0; base < n; base += kCount * h) {
+    for (uint64_t i = base; i < base + h; i += kWidth) {
+      VF v[kCount];
+      for (uint32_t j = 0; j < kCount; ++j)
+        v[j] = hn::LoadU(d, x + i + j * h);
+      for (uint32_t step = 1; step < kCount; step *= 2) {
+        for (uint32_t j = 0; j < kCount; ++j) {
+          if ((j & step) == 0) butterfly(v[j], v[j | step]);
+        }
+      }
+      for (uint32_t j = 0; j < kCount; ++j)
+        hn::StoreU(v[j], d, x + i + j * h);
+    }
+  }
+}
+
+// All stages between vectors; few passes, because a pass costs a load and a store a vector.
+HWY_INLINE void all_outer_stages(float* x, uint64_t n) {
+  uint64_t h = kWidth;
+  while (h < n) {
+    const uint64_t left = n / h;
+    if (left >= 8 && left != 16) {
+      outer_stages<3>(x, n, h);
+      h *= 8;
+    } else if (left >= 4) {
+      outer_stages<2>(x, n, h);
+      h *= 4;
+    } else {
+      outer_stages<1>(x, n, h);
+      h *= 2;
+    }
+  }
+}
+
+void rotate_kernel(const float* x, const uint64_t* signs, uint64_t n, float* y) {
+  const DF d;
+  const VF s1 = signs_of<1>(), s2 = signs_of<2>(), s4 = signs_of<4>(), s8 = signs_of<8>();
+  for (uint64_t i = 0; i < n; i += kWidth) {
+    const VF v = flipped(hn::LoadU(d, x + i), signs, i);
+    hn::StoreU(inner_stages(v, s1, s2, s4, s8), d, y + i);
+  }
+  all_outer_stages(y, n);
+}
+
+void unrotate_kernel(float* x, const uint64_t* signs, uint64_t n, float* y) {
+  const DF d;
+  const VF s1 = signs_of<1>(), s2 = signs_of<2>(), s4 = signs_of<4>(), s8 = signs_of<8>();
+  for (uint64_t i = 0; i < n; i += kWidth) {
+    hn::StoreU(inner_stages(hn::LoadU(d, x + i), s1, s2, s4, s8), d, x + i);
+  }
+  all_outer_stages(x, n);
+  for (uint64_t i = 0; i < n; i += kWidth)
+    hn::StoreU(flipped(hn::LoadU(d, x + i), signs, i), d, y + i);
+}
+
+// table[cell], for tables that fit registers (up to kRegisters * 16 cells) or, with kRegisters 0,
+// from memory.
+template <uint32_t kRegisters>
+class Lookup {
+ public:
+  HWY_INLINE explicit Lookup(const float* table) : table_(table) {
+    for (uint32_t r = 0; r < kRegisters; ++r)
+      registers_[r] = hn::LoadU(DF(), table + r * kLanes);
+  }
+  HWY_INLINE VF operator()(VI cell) const {
+    const DF d;
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+    // Two registers hold 32 entries, four hold 64; Highway 1.0.3 has no two-table lookup.
+    if constexpr (kRegisters >= 2) {
+      const VF low{_mm512_permutex2var_ps(registers_[0].raw, cell.raw, registers_[1].raw)};
+      if constexpr (kRegisters == 2) return low;
+      const VF high{_mm512_permutex2var_ps(registers_[2].raw, cell.raw, registers_[3].raw)};
+      return hn::IfThenElse(hn::RebindMask(d, hn::Gt(cell, hn::Set(DI(), 31))), high, low);
+    }
+#endif
+    return hn::GatherIndex(d, table_, cell);
+  }
+
+ private:
+  const float* table_;
+  VF registers_[kRegisters == 0 ? 1 : kRegisters];
+};
+
+HWY_INLINE VU xorshift(VU x) {
+  x = hn::Xor(x, hn::ShiftLeft<13>(x));
+  x = hn::Xor(x, hn::ShiftRight<17>(x));
+  return hn::Xor(x, hn::ShiftLeft<5>(x));
+}
+
+struct Constants {
+  VF scale, middle, top, unit;
+  VI world, worker, last_worker;
+};
+
+// The strata of one shared draw, as the upper halves of the thresholds; see reference::threshold.
+HWY_INLINE VI strata(const Quantiser& q, const Constants& k, VU shared) {
+  const DI di;
+  const DU du;
+  if (!q.correlated) return hn::Zero(di);
+  const VU product = hn::Mul(hn::And(shared, hn::Set(du, 0xFFFF)), hn::BitCast(du, k.world));
+  const VI stratum = hn::Add(hn::BitCast(di, hn::ShiftRight<16>(product)), k.worker);
+  return hn::ShiftLeft<16>(
+      hn::Sub(stratum, hn::IfThenElseZero(hn::Gt(stratum, k.last_worker), k.world)));
+}
+
+template <uint32_t kRegisters>
+struct Tables {
+  Lookup<kRegisters> lower, gap, index;
+};
+
+// Rounds x against the threshold `whole` * unit.
+template <bool kIndices, uint32_t kRegisters>
+HWY_INLINE VI round_to_level(const Tables<kRegisters>& tables, const Constants& k, VF x, VI whole) {
+  const DF d;
+  const DI di;
+  const VF u = hn::Mul(hn::ConvertTo(d, whole), k.unit);
+  const VF y = hn::Min(hn::Max(hn::Add(hn::Mul(x, k.scale), k.middle), hn::Zero(d)), k.top);
+  const VI cell = hn::ConvertTo(di, y);
+  const VF lower = tables.lower(cell), gap = tables.gap(cell);
+  const auto up = hn::Gt(hn::Sub(y, lower), hn::Mul(u, gap));
+  if constexpr (kIndices) {
+    return hn::ConvertTo(di, hn::Add(tables.index(cell), hn::IfThenElseZero(up, hn::Set(d, 1.0f))));
+  }
+  return hn::ConvertTo(di, hn::Add(lower, hn::IfThenElseZero(up, gap)));
+}
+
+template <bool kIndices, uint32_t kRegisters>
+HWY_INLINE void quantise_with(const Quantiser& q, const float* HWY_RESTRICT x, uint64_t n,
+                              uint8_t* HWY_RESTRICT out) {
+  const DF d;
+  const DI di;
+  const DU du;
+  const hn::Rebind<uint8_t, DF> d8;
+  const float unit = q.correlated ? 0x1p-16f / static_cast<float>(q.world) : 0x1p-16f;
+  const auto world = static_cast<int32_t>(q.world);
+  const Constants k{hn::Set(d, q.scale),   hn::Set(d, q.middle),
+                    hn::Set(d, q.top),     hn::Set(d, unit),
+                    hn::Set(di, world),    hn::Set(di, static_cast<int32_t>(q.worker)),
+                    hn::Set(di, world - 1)};
+  const Tables<kRegisters> tables{Lookup<kRegisters>(q.lower), Lookup<kRegisters>(q.gap),
+                                  Lookup<kRegisters>(q.index)};
+  const reference::Random shared_start(q.shared_seed), own_start(q.private_seed);
+  const VU low = hn::Set(du, 0xFFFF);
+  for (uint32_t g = 0; g < kGroups; ++g) {
+    VU shared = hn::LoadU(du, shared_start.state + g * kWidth);
+    VU own = hn::LoadU(du, own_start.state + g * kWidth);
+    for (uint64_t i = g * kWidth; i < n; i += 4 * kLanes) {
+      shared = xorshift(shared);
+      const VI stratum = strata(q, k, shared);
+      for (uint64_t j = i; j < i + 4 * kLanes; j += 2 * kLanes) {
+        own = xorshift(own);
+        const VI first = hn::Or(stratum, hn::BitCast(di, hn::And(own, low)));
+        const VI second = hn::Or(stratum, hn::BitCast(di, hn::ShiftRight<16>(own)));
+        const VI a = round_to_level<kIndices>(tables, k, hn::LoadU(d, x + j), first);
+        const VI b = round_to_level<kIndices>(tables, k, hn::LoadU(d, x + j + kLanes), second);
+        hn::StoreU(hn::DemoteTo(d8, a), d8, out + j);
+        hn::StoreU(hn::DemoteTo(d8, b), d8, out + j + kLanes);
+      }
+    }
+  }
+}
+
+template <bool kIndices>
+HWY_INLINE void quantise_any(const Quantiser& q, const float* x, uint64_t n, uint8_t* out) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+  if (q.cells <= 32) return quantise_with<kIndices, 2>(q, x, n, out);
+  if (q.cells <= 64) return quantise_with<kIndices, 4>(q, x, n, out);
+#endif
+  quantise_with<kIndices, 0>(q, x, n, out);
+}
+
+void quantise_levels_kernel(const Quantiser& q, const float* x, uint64_t n, uint8_t* levels) {
+  quantise_any<false>(q, x, n, levels);
+}
+void quantise_indices_kernel(const Quantiser& q, const float* x, uint64_t n, uint8_t* indices) {
+  quantise_any<true>(q, x, n, indices);
+}
+
+template <typename T>
+HWY_INLINE void dequantise_any(const T* HWY_RESTRICT sums, uint64_t n, float factor, float offset,
+                               float* HWY_RESTRICT x) {
+  const DF d;
+  const DI di;
+  const hn::Rebind<T, DF> dt;
+  const VF f = hn::Set(d, factor), o = hn::Set(d, offset);
+  for (uint64_t i = 0; i < n; i += kWidth) {
+    VI whole;
+    if constexpr (sizeof(T) == 4) {
+      whole = hn::BitCast(di, hn::LoadU(dt, sums + i));
+    } else {
+      whole = hn::PromoteTo(di, hn::LoadU(dt, sums + i));
+    }
+    hn::StoreU(hn::Add(hn::Mul(hn::ConvertTo(d, whole), f), o), d, x + i);
+  }
+}
+void dequantise8(const uint8_t* sums, uint64_t n, float factor, float offset, float* x) {
+  dequantise_any(sums, n, factor, offset, x);
+}
+void dequantise16(const uint16_t* sums, uint64_t n, float factor, float offset, float* x) {
+  dequantise_any(sums, n, factor, offset, x);
+}
+void dequantise32(const uint32_t* sums, uint64_t n, float factor, float offset, float* x) {
+  dequantise_any(sums, n, factor, offset, x);
+}
+
+}  // namespace
+}  // namespace addend::quant::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace addend::quant {
+
+HWY_EXPORT(energy_kernel);
+HWY_EXPORT(rotate_kernel);
+HWY_EXPORT(unrotate_kernel);
+HWY_EXPORT(quantise_levels_kernel);
+HWY_EXPORT(quantise_indices_kernel);
+HWY_EXPORT(dequantise8);
+HWY_EXPORT(dequantise16);
+HWY_EXPORT(dequantise32);
+
+float energy(const float* x, uint64_t n) {
+  return scalar_forced() ? reference::energy(x, n) : HWY_DYNAMIC_DISPATCH(energy_kernel)(x, n);
+}
+
+void rotate(const float* x, const uint64_t* signs, uint64_t n, float* y) {
+  if (scalar_forced()) return reference::rotate(x, signs, n, y);
+  HWY_DYNAMIC_DISPATCH(rotate_kernel)(x, signs, n, y);
+}
+
+void unrotate(float* x, const uint64_t* signs, uint64_t n, float* y) {
+  if (scalar_forced()) return reference::unrotate(x, signs, n, y);
+  HWY_DYNAMIC_DISPATCH(unrotate_kernel)(x, signs, n, y);
+}
+
+void quantise_levels(const Quantiser& quantiser, const float* x, uint64_t n, uint8_t* levels) {
+  if (scalar_forced()) return reference::quantise<false>(quantiser, x, n, levels);
+  HWY_DYNAMIC_DISPATCH(quantise_levels_kernel)(quantiser, x, n, levels);
+}
+
+void quantise_indices(const Quantiser& quantiser, const float* x, uint64_t n, uint8_t* indices) {
+  if (scalar_forced()) return reference::quantise<true>(quantiser, x, n, indices);
+  HWY_DYNAMIC_DISPATCH(quantise_indices_kernel)(quantiser, x, n, indices);
+}
+
+void dequantise(const uint8_t* sums, uint64_t n, float factor, float offset, float* x) {
+  if (scalar_forced()) return reference::dequantise(sums, n, factor, offset, x);
+  HWY_DYNAMIC_DISPATCH(dequantise8)(sums, n, factor, offset, x);
+}
+void dequantise(const uint16_t* sums, uint64_t n, float factor, float offset, float* x) {
+  if (scalar_forced()) return reference::dequantise(sums, n, factor, offset, x);
+  HWY_DYNAMIC_DISPATCH(dequantise16)(sums, n, factor, offset, x);
+}
+void dequantise(const uint32_t* sums, uint64_t n, float factor, float offset, float* x) {
+  if (scalar_forced()) return reference::dequantise(sums, n, factor, offset, x);
+  HWY_DYNAMIC_DISPATCH(dequantise32)(sums, n, factor, offset, x);
+}
+
+}  // namespace addend::quant
+#endif

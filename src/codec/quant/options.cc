@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "codec/quant/options.h"
+
+#include <bit>
+#include <string>
+
+#include "codec/quant/block.h"
+
+namespace addend::quant {
+namespace {
+
+constexpr uint64_t kMostBlock = 16384;
+
+Error refuse(const std::string& why) {
+  return make_error(Errc::kInvalidArgument, "codec 'quant': " + why);
+}
+
+// "auto" or "whole" stand for 0; everything else must be a number in the range.
+Result<uint64_t> read_or_word(const CodecSpec& spec, std::string_view key, std::string_view word,
+                              uint64_t fallback, uint64_t least, uint64_t most) {
+  for (const auto& option : spec.options) {
+    if (option.first == key && option.second == word) return uint64_t{0};
+  }
+  return read_integer(spec, key, fallback, least, most);
+}
+
+Status check(const Options& options, const Layout& layout) {
+  if (options.block != 0 && !std::has_single_bit(options.block))
+    return refuse("block must be a power of two or whole");
+  if (options.block == 0 && layout.count > (uint64_t{1} << 30))
+    return refuse("block=whole takes at most 2^30 elements");
+  if (options.carrier == Carrier::kIndices && (options.bits == 0 || options.bits > 4)) {
+    return refuse("carrier=indices packs 4-bit indices: it needs bits=1 to 4");
+  }
+  if (options.levels != Levels::kTable && options.bits == 0)
+    return refuse("bits=auto needs levels=table");
+  if (options.levels == Levels::kPublished && options.bits != 4)
+    return refuse("levels=published has 4 bits");
+  if (options.levels != Levels::kTable && (options.granularity != 0 || options.clipped != 0)) {
+    return refuse("granularity and clipped only apply to levels=table");
+  }
+  if ((options.granularity != 0 || options.clipped != 0) && options.bits == 0) {
+    return refuse("granularity and clipped need a fixed number of bits");
+  }
+  if (layout.worker >= layout.world) {
+    return refuse("the layout's worker must be below its world: rounding differs by worker");
+  }
+  return {};
+}
+
+}  // namespace
+
+const std::vector<OptionHelp>& quant_options() {
+  static const std::vector<OptionHelp> options = {
+      {"bits", "auto|1..8", "bits per element (4); auto chooses per block, from block norms"},
+      {"budget", "NUMBER", "bits=auto: mean bits per element (4.0)"},
+      {"levels", "table|uniform|published",
+       "optimal table, equally spaced, or THC's default table"},
+      {"granularity", "NUMBER", "table: largest level, instead of the planner's"},
+      {"clipped", "NUMBER",
+       "table: expected fraction of clipped elements, instead of the planner's"},
+      {"rotate", "block|none", "randomised Hadamard rotation of blocks, or none"},
+      {"block", "whole|64..16384", "elements rotated together, a power of two (2048)"},
+      {"rounding", "correlated|independent",
+       "thresholds spread over the workers, or drawn by each"},
+      {"feedback", "none|float|byte", "error feedback: residual kept in 4 or 1 bytes an element"},
+      {"carrier", "levels|indices", "planes of level sums for any engine, or 4-bit table sums"},
+      {"nonfinite", "nan|error", "a block with NaN or Inf becomes NaN on all ranks, or an error"},
+  };
+  return options;
+}
+
+Result<Options> read_options(const CodecSpec& spec, const Layout& layout) {
+  const std::vector<OptionHelp>& help = quant_options();
+  ADDEND_TRY(check_options(spec, help));
+  const auto bits = read_or_word(spec, "bits", "auto", 4, 1, 8);
+  ADDEND_TRY(bits);
+  const auto budget = read_number(spec, "budget", 4, 2, 8);
+  ADDEND_TRY(budget);
+  const auto levels = read_choice(spec, help[2], 0);
+  ADDEND_TRY(levels);
+  const auto granularity = read_integer(spec, "granularity", 0, 1, 255);
+  ADDEND_TRY(granularity);
+  const auto clipped = read_number(spec, "clipped", 0, 1e-9, 0.5);
+  ADDEND_TRY(clipped);
+  const auto rotation = read_choice(spec, help[5], 0);
+  ADDEND_TRY(rotation);
+  const auto block = read_or_word(spec, "block", "whole", 2048, kLeastBlock, kMostBlock);
+  ADDEND_TRY(block);
+  const auto rounding = read_choice(spec, help[7], 0);
+  ADDEND_TRY(rounding);
+  const auto feedback = read_choice(spec, help[8], 0);
+  ADDEND_TRY(feedback);
+  const auto carrier = read_choice(spec, help[9], 0);
+  ADDEND_TRY(carrier);
+  const auto non_finite = read_choice(spec, help[10], 0);
+  ADDEND_TRY(non_finite);
+  Options options;
+  options.bits = static_cast<uint32_t>(*bits);
+  options.budget = *budget;
+  options.levels = static_cast<Levels>(*levels);
+  options.granularity = static_cast<uint32_t>(*granularity);
+  options.clipped = *clipped;
+  options.rotation = static_cast<Rotation>(*rotation);
+  options.block = *block;
+  options.rounding = static_cast<Rounding>(*rounding);
+  options.feedback = static_cast<Feedback>(*feedback);
+  options.carrier = static_cast<Carrier>(*carrier);
+  options.non_finite = static_cast<NonFinite>(*non_finite);
+  ADDEND_TRY(check(options, layout));
+  return options;
+}
+
+}  // namespace addend::quant

@@ -1,0 +1,489 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "codec/quant/quant.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include "base/bits.h"
+#include "codec/element.h"
+#include "codec/fingerprint.h"
+
+namespace addend::quant {
+namespace {
+
+// Signs must stay while a residual lives in rotated coordinates; every so often it is turned to new
+// ones.
+constexpr uint64_t kFeedbackSignPeriod = 64;
+// A norm lane that says: not finite here.
+constexpr uint32_t kBroken = 0xFFFFFFFF;
+// Energies in this range were summed without overflow or loss; others are summed again in double.
+constexpr float kLeastEnergy = 0x1p-90f;
+constexpr float kMostEnergy = 0x1p100f;
+// Blocks with a norm outside 2^+-50 are scaled by a power of two before rotation, which sums up to
+// 2^14 elements.
+constexpr int kPlainExponent = 50;
+
+// The power of two that brings a norm near 1, or 1 where nothing can overflow.
+float prescale_of(float norm) {
+  if (norm == 0) return 1;
+  const int exponent = std::ilogb(norm);
+  if (std::abs(exponent) <= kPlainExponent) return 1;
+  return std::ldexp(1.0f, std::clamp(-exponent, -126, 126));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Codec>> create_quant(const CodecSpec& spec, const Layout& layout) {
+  const Result<Options> options = read_options(spec, layout);
+  ADDEND_TRY(options);
+  return QuantCodec::make(layout, *options);
+}
+
+Result<std::unique_ptr<Codec>> QuantCodec::make(const Layout& layout, const Options& options) {
+  auto codec = std::unique_ptr<QuantCodec>(new QuantCodec(layout, options));
+  ADDEND_TRY(codec->set_up());
+  return std::unique_ptr<Codec>(std::move(codec));
+}
+
+Status QuantCodec::set_up() {
+  std::vector<uint32_t> widths = {options_.bits};
+  if (options_.bits == 0) widths.assign(kWidths.begin(), kWidths.end());
+  for (const uint32_t bits : widths) {
+    Result<Coding> coding = Coding::make(bits, options_, layout().world);
+    ADDEND_TRY(coding);
+    codings_.push_back(std::move(*coding));
+  }
+  if (layout().count == 0) return {};
+  const Block last = block(blocks() - 1);
+  const uint64_t largest = std::max<uint64_t>(block(0).size, last.size);
+  ADDEND_TRY(norms_.reserve(blocks() * 4));
+  ADDEND_TRY(signs_.reserve(largest / 8));
+  ADDEND_TRY(rotated_.reserve(largest * 4));
+  ADDEND_TRY(scratch_.reserve(largest * 4));
+  ADDEND_TRY(levels_.reserve(largest));
+  parts_.resize(blocks());
+  return residual_.reserve(options_.feedback, last.offset + last.size, blocks());
+}
+
+uint64_t QuantCodec::blocks() const {
+  return options_.block == 0 ? 1 : ceil_div(layout().count, options_.block);
+}
+
+// Full blocks have the chosen size; the last is padded with zeros to the next power of two.
+QuantCodec::Block QuantCodec::block(uint64_t b) const {
+  const uint64_t begin = b * options_.block;
+  const uint64_t left = layout().count - begin;
+  const uint64_t elements = options_.block == 0 ? left : std::min(left, options_.block);
+  const uint64_t size = std::max<uint64_t>(std::bit_ceil(elements), kLeastBlock);
+  return {begin, static_cast<uint32_t>(elements), static_cast<uint32_t>(size), begin};
+}
+
+uint64_t QuantCodec::sign_period() const { return residual_.any() ? kFeedbackSignPeriod : 1; }
+
+uint64_t QuantCodec::base_fingerprint() const {
+  Fingerprint print;
+  print.add("quant")
+      .add(layout())
+      .add(uint64_t{options_.bits})
+      .add(options_.budget)
+      .add(options_.block);
+  for (const uint64_t choice :
+       {static_cast<uint64_t>(options_.rotation), static_cast<uint64_t>(options_.rounding),
+        static_cast<uint64_t>(options_.feedback), static_cast<uint64_t>(options_.carrier),
+        static_cast<uint64_t>(options_.non_finite)}) {
+    print.add(choice);
+  }
+  for (const Coding& coding : codings_) {
+    for (const uint32_t level : coding.table.levels)
+      print.add(uint64_t{level});
+    print.add(coding.table.half_range);
+  }
+  return print.value();
+}
+
+uint64_t QuantCodec::fingerprint() const {
+  return Fingerprint().add(base_fingerprint()).add(step_).value();
+}
+
+uint64_t QuantCodec::memory_bytes() const {
+  uint64_t total = residual_.memory_bytes() + parts_.capacity() * sizeof(Part);
+  for (const LanePlane& plane : planes_)
+    total += plane.data.capacity() + plane.sums.capacity();
+  for (const Buffer* buffer : {&norms_, &signs_, &rotated_, &scratch_, &levels_})
+    total += buffer->capacity();
+  return total;
+}
+
+Status QuantCodec::do_begin(const void* gradient) {
+  gradient_ = gradient;
+  waiting_ = Waiting::kNothing;
+  excluded_ = silent_ = false;
+  draft().mode = "quant";
+  return {};
+}
+
+Result<bool> QuantCodec::do_round(Round& round) {
+  switch (waiting_) {
+    case Waiting::kNothing:
+      if (layout().count == 0) return false;
+      open_norms(round);
+      waiting_ = Waiting::kNorms;
+      return true;
+    case Waiting::kNorms:
+      waiting_ = Waiting::kLast;
+      ADDEND_TRY(read_norms());
+      if (silent_) return false;
+      ADDEND_TRY(encode(round));
+      return true;
+    case Waiting::kLast:
+      return false;
+  }
+  return false;
+}
+
+const uint64_t* QuantCodec::signs(uint64_t b, uint64_t epoch) {
+  const uint64_t seed =
+      Fingerprint().add(layout().seed).add(layout().bucket).add(epoch).add(b).value();
+  auto* words = signs_.as<uint64_t>();
+  for (uint64_t w = 0; w < block(b).size / 64; ++w)
+    words[w] = addend_random(seed, w);
+  return words;
+}
+
+// rotated_ = rotation of the block's elements times prescale, plus the residual.
+void QuantCodec::load_rotated(const Block& block, uint64_t b, float prescale) {
+  auto* rotated = rotated_.as<float>();
+  const float* source = rotated;
+  const bool direct =
+      layout().dtype == DType::kF32 && block.elements == block.size && prescale == 1;
+  if (direct) {
+    source = static_cast<const float*>(gradient_) + block.begin;
+  } else {
+    for (uint64_t i = 0; i < block.elements; ++i) {
+      rotated[i] = load_float(layout().dtype, gradient_, block.begin + i) * prescale;
+    }
+    std::fill(rotated + block.elements, rotated + block.size, 0.0f);
+  }
+  if (rotates()) {
+    rotate(source, signs(b, step_ / sign_period()), block.size, rotated);
+  } else if (direct) {
+    std::memcpy(rotated, source, block.size * 4);
+  }
+  if (!residual_.any()) return;
+  auto* scratch = scratch_.as<float>();
+  std::fill_n(scratch, block.size, 0.0f);
+  residual_.add_to(b, block.offset, block.size, scratch);
+  for (uint64_t i = 0; i < block.size; ++i)
+    rotated[i] += scratch[i] * prescale;
+}
+
+// Norm in double, for blocks whose energy leaves float's range; without rotation the largest
+// magnitude stands for it.
+float QuantCodec::slow_norm(const float* x, uint64_t n, bool* finite) const {
+  double energy = 0, largest = 0;
+  *finite = true;
+  for (uint64_t i = 0; i < n; ++i) {
+    *finite = *finite && std::isfinite(x[i]);
+    energy += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+    largest = std::max(largest, std::fabs(static_cast<double>(x[i])));
+  }
+  const double norm = rotates() ? std::sqrt(energy) : largest;
+  return static_cast<float>(std::min<double>(norm, std::numeric_limits<float>::max()));
+}
+
+// What this worker says about a block in round 0. Rotation keeps the norm, so without a residual
+// the elements themselves will do.
+uint32_t QuantCodec::norm_lane(const Block& block, uint64_t b) {
+  const float* x = rotated_.as<float>();
+  uint64_t n = block.size;
+  double unrotated = 1;
+  if (residual_.any()) {
+    load_rotated(block, b, 1);
+    unrotated = rotates() ? 1 / std::sqrt(static_cast<double>(block.size)) : 1;
+  } else if (layout().dtype == DType::kF32) {
+    x = static_cast<const float*>(gradient_) + block.begin;
+    n = block.elements;
+  } else {
+    auto* widened = rotated_.as<float>();
+    n = block.elements;
+    for (uint64_t i = 0; i < n; ++i)
+      widened[i] = load_float(layout().dtype, gradient_, block.begin + i);
+  }
+  const float energy = rotates() && n % kLanes == 0 ? quant::energy(x, n) : 0;
+  float norm = std::sqrt(energy);
+  if (!(energy > kLeastEnergy && energy < kMostEnergy)) {
+    bool finite = true;
+    norm = slow_norm(x, n, &finite);
+    if (!finite) return kBroken;
+  }
+  return addend_f32_bits(static_cast<float>(static_cast<double>(norm) * unrotated));
+}
+
+void QuantCodec::open_norms(Round& round) {
+  auto* lanes = norms_.as<uint32_t>();
+  for (uint64_t b = 0; b < blocks(); ++b)
+    lanes[b] = norm_lane(block(b), b);
+  round.add({Op::kMaxU32, blocks(), lanes, nullptr, nullptr});
+}
+
+// Turns the folded norms into each block's part: which coding, which lanes.
+Status QuantCodec::read_norms() {
+  const auto* lanes = norms_.as<uint32_t>();
+  std::vector<float> norms(blocks());
+  std::vector<uint32_t> elements(blocks());
+  uint64_t broken = 0;
+  for (uint64_t b = 0; b < blocks(); ++b) {
+    Part& part = parts_[b];
+    part = Part{};
+    // A float's bits compare like its value, so anything above the largest finite float is a
+    // worker's alarm (or damage).
+    part.broken = lanes[b] >= 0x7F800000u;
+    part.norm = part.broken ? 0 : addend_f32_from_bits(lanes[b]);
+    broken += part.broken ? block(b).elements : 0;
+    norms[b] = part.norm;
+    elements[b] = block(b).size;
+  }
+  draft().escaped_values = broken;
+  if (broken > 0 && options_.non_finite == NonFinite::kError) {
+    return make_error(
+        Errc::kUndecodable,
+        std::to_string(broken) + " elements lie in blocks with a NaN or Inf on some worker");
+  }
+  if (options_.bits == 0) {
+    const std::vector<uint8_t> widths = allocate_widths(norms, elements, codings_, options_.budget);
+    for (uint64_t b = 0; b < blocks(); ++b)
+      parts_[b].coding = widths[b];
+  }
+  for (LanePlane& plane : planes_)
+    plane.lanes = 0;
+  silent_ = true;
+  for (uint64_t b = 0; b < blocks(); ++b) {
+    Part& part = parts_[b];
+    if (part.norm == 0) continue;
+    silent_ = false;
+    uint64_t& lanes_used = planes_[static_cast<std::size_t>(codings_[part.coding].lane)].lanes;
+    part.lane = lanes_used;
+    lanes_used += elements[b];
+  }
+  return {};
+}
+
+// `norm` is the shared norm in the units of the elements given to the quantiser. Unnormalised
+// coordinates of a rotated block have a standard deviation of its norm, so the table's half range
+// is t * norm; without rotation the norm is the largest magnitude.
+Quantiser QuantCodec::quantiser(uint64_t b, const Part& part, float norm) const {
+  const Coding& coding = codings_[part.coding];
+  const auto granularity = static_cast<float>(coding.table.granularity);
+  const double range = (rotates() ? coding.table.half_range : 1) * static_cast<double>(norm);
+  Quantiser q;
+  q.scale = static_cast<float>(static_cast<double>(granularity) / (2 * range));
+  q.middle = granularity / 2;
+  q.top = std::nextafter(granularity, 0.0f);
+  q.cells = coding.table.granularity;
+  q.lower = coding.lower.data();
+  q.gap = coding.gap.data();
+  q.index = coding.index.data();
+  q.world = layout().world;
+  q.worker = layout().worker;
+  // Strata are numbered in 15 bits; beyond that many workers their thresholds are spread evenly
+  // enough by chance.
+  q.correlated = options_.rounding == Rounding::kCorrelated && layout().world < 32768;
+  q.shared_seed = Fingerprint()
+                      .add(layout().seed ^ uint64_t{0x726F756E64})
+                      .add(layout().bucket)
+                      .add(step_)
+                      .add(b)
+                      .value();
+  q.private_seed = addend_random(q.shared_seed, layout().worker);
+  return q;
+}
+
+// Levels (or indices) of a block into levels_.
+void QuantCodec::encode_block(uint64_t b) {
+  const Block at = block(b);
+  const Part& part = parts_[b];
+  const float prescale = prescale_of(part.norm);
+  load_rotated(at, b, prescale);
+  const Quantiser q = quantiser(b, part, part.norm * prescale);
+  if (options_.carrier == Carrier::kIndices) {
+    quantise_indices(q, rotated_.as<float>(), at.size, levels_.as<uint8_t>());
+  } else {
+    quantise_levels(q, rotated_.as<float>(), at.size, levels_.as<uint8_t>());
+  }
+}
+
+Status QuantCodec::encode(Round& round) {
+  const bool indices = options_.carrier == Carrier::kIndices;
+  for (std::size_t l = 0; l < planes_.size(); ++l) {
+    LanePlane& plane = planes_[l];
+    if (plane.lanes == 0) continue;
+    const Op op = lane_op(static_cast<Lane>(l), options_.carrier);
+    ADDEND_TRY(plane.data.reserve(op_bytes(op, plane.lanes)));
+    if (indices) ADDEND_TRY(plane.sums.reserve(op_sum_bytes(op, plane.lanes)));
+    const Coding& first = codings_[0];
+    const void* table =
+        l == 0 ? static_cast<const void*>(first.levels8.data()) : first.levels16.data();
+    round.add({op, plane.lanes, plane.data.as<void>(), indices ? table : nullptr,
+               indices ? plane.sums.as<void>() : nullptr});
+  }
+  for (uint64_t b = 0; b < blocks(); ++b) {
+    const Part& part = parts_[b];
+    if (part.norm == 0) continue;
+    encode_block(b);
+    const uint64_t n = block(b).size;
+    const auto* levels = levels_.as<uint8_t>();
+    Buffer& data = planes_[static_cast<std::size_t>(codings_[part.coding].lane)].data;
+    if (indices) {
+      uint8_t* to = data.as<uint8_t>() + part.lane / 2;
+      for (uint64_t i = 0; i < n / 2; ++i)
+        to[i] = static_cast<uint8_t>(levels[2 * i] | levels[2 * i + 1] << 4);
+    } else if (codings_[part.coding].lane == Lane::kU8) {
+      std::memcpy(data.as<uint8_t>() + part.lane, levels, n);
+    } else if (codings_[part.coding].lane == Lane::kU16) {
+      std::copy_n(levels, n, data.as<uint16_t>() + part.lane);
+    } else {
+      std::copy_n(levels, n, data.as<uint32_t>() + part.lane);
+    }
+  }
+  contributors_ = 1;
+  round.add({Op::kSumI32, 1, &contributors_, nullptr, nullptr});
+  return {};
+}
+
+// The mean of the contributors stands for every worker, so a sum over fewer is an unbiased sum over
+// all.
+void QuantCodec::decode_block(uint64_t b, double contributors, void* gradient) {
+  const Block at = block(b);
+  const Part& part = parts_[b];
+  auto* x = rotated_.as<float>();
+  auto* out = scratch_.as<float>();
+  if (part.norm == 0) {
+    const float fill = part.broken ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
+    for (uint64_t i = 0; i < at.elements; ++i)
+      store_float(layout().dtype, gradient, at.begin + i, fill);
+    return;
+  }
+  const Coding& coding = codings_[part.coding];
+  const double prescale = static_cast<double>(prescale_of(part.norm));
+  const double norm = static_cast<double>(part.norm) * prescale;
+  const double range = rotates() ? coding.table.half_range * norm / at.size : norm;
+  const double unit = 2 * range / coding.table.granularity * layout().world;
+  const auto factor = static_cast<float>(unit / contributors),
+             offset = static_cast<float>(-range * layout().world);
+  const LanePlane& plane = planes_[static_cast<std::size_t>(coding.lane)];
+  const Buffer& sums = options_.carrier == Carrier::kIndices ? plane.sums : plane.data;
+  if (coding.lane == Lane::kU8) {
+    dequantise(sums.as<uint8_t>() + part.lane, at.size, factor, offset, x);
+  } else if (coding.lane == Lane::kU16) {
+    dequantise(sums.as<uint16_t>() + part.lane, at.size, factor, offset, x);
+  } else {
+    dequantise(sums.as<uint32_t>() + part.lane, at.size, factor, offset, x);
+  }
+  const bool direct = layout().dtype == DType::kF32 && at.elements == at.size && prescale == 1;
+  float* to = direct ? static_cast<float*>(gradient) + at.begin : out;
+  if (rotates()) {
+    unrotate(x, signs(b, step_ / sign_period()), at.size, to);
+  } else {
+    std::memcpy(to, x, at.size * 4);
+  }
+  if (direct) return;
+  for (uint64_t i = 0; i < at.elements; ++i) {
+    store_float(layout().dtype, gradient, at.begin + i,
+                static_cast<float>(static_cast<double>(to[i]) / prescale));
+  }
+}
+
+// What this worker's levels did not say stays behind for the next step: everything, if they are not
+// in the sum. The levels are found again (rounding is a function of the seeds), so that a step that
+// is cancelled has changed nothing.
+void QuantCodec::keep_residual(uint64_t b) {
+  const Block at = block(b);
+  const Part& part = parts_[b];
+  if (part.broken || part.norm == 0) return;
+  const float prescale = prescale_of(part.norm);
+  load_rotated(at, b, prescale);
+  auto* rotated = rotated_.as<float>();
+  auto* scratch = scratch_.as<float>();
+  if (excluded_) {
+    std::fill_n(scratch, at.size, 0.0f);
+  } else {
+    const Coding& coding = codings_[part.coding];
+    quantise_levels(quantiser(b, part, part.norm * prescale), rotated, at.size,
+                    levels_.as<uint8_t>());
+    const double range =
+        (rotates() ? coding.table.half_range : 1) * static_cast<double>(part.norm * prescale);
+    dequantise(levels_.as<uint8_t>(), at.size,
+               static_cast<float>(2 * range / coding.table.granularity), static_cast<float>(-range),
+               scratch);
+  }
+  for (uint64_t i = 0; i < at.size; ++i)
+    scratch[i] = (rotated[i] - scratch[i]) / prescale;
+  residual_.store(b, at.offset, at.size, scratch);
+}
+
+// At the end of a sign period the residual moves to the next period's coordinates.
+void QuantCodec::turn_residual() {
+  if (!residual_.any() || !rotates() || (step_ + 1) % sign_period() != 0) return;
+  const uint64_t epoch = step_ / sign_period();
+  auto* rotated = rotated_.as<float>();
+  auto* scratch = scratch_.as<float>();
+  for (uint64_t b = 0; b < blocks(); ++b) {
+    const Block at = block(b);
+    std::fill_n(rotated, at.size, 0.0f);
+    residual_.add_to(b, at.offset, at.size, rotated);
+    unrotate(rotated, signs(b, epoch), at.size, scratch);
+    for (uint64_t i = 0; i < at.size; ++i)
+      scratch[i] /= static_cast<float>(at.size);
+    rotate(scratch, signs(b, epoch + 1), at.size, rotated);
+    residual_.store(b, at.offset, at.size, rotated);
+  }
+}
+
+Status QuantCodec::do_finish(void* gradient) {
+  if (!silent_ && layout().count > 0 && (contributors_ == 0 || contributors_ > layout().world)) {
+    return make_error(Errc::kUndecodable, "the sums claim " + std::to_string(contributors_) +
+                                              " contributors of " + std::to_string(layout().world));
+  }
+  for (uint64_t b = 0; layout().count > 0 && b < blocks(); ++b) {
+    if (residual_.any()) keep_residual(b);
+    decode_block(b, contributors_, gradient);
+  }
+  if (layout().count > 0) turn_residual();
+  ++step_;
+  return {};
+}
+
+Status QuantCodec::exclude() {
+  excluded_ = true;
+  return {};
+}
+
+Result<std::vector<uint8_t>> QuantCodec::save_state() const {
+  const uint64_t header[] = {base_fingerprint(), step_};
+  std::vector<uint8_t> state(sizeof(header) + residual_.state_bytes());
+  std::memcpy(state.data(), header, sizeof(header));
+  residual_.save(state.data() + sizeof(header));
+  return state;
+}
+
+Status QuantCodec::load_state(std::span<const uint8_t> state) {
+  uint64_t header[2] = {};
+  if (state.size() != sizeof(header) + residual_.state_bytes()) {
+    return make_error(Errc::kMismatch,
+                      "the saved state is not of a codec with this layout and feedback");
+  }
+  std::memcpy(header, state.data(), sizeof(header));
+  if (header[0] != base_fingerprint()) {
+    return make_error(Errc::kMismatch,
+                      "the saved state is of another plan: spec, layout and seed must be the same");
+  }
+  step_ = header[1];
+  residual_.load(state.data() + sizeof(header));
+  return {};
+}
+
+}  // namespace addend::quant

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// The quantised codec: rotate blocks, agree on one scale a block, round to integer levels without
+// bias, add integers.
+//
+//   round 0  max of block norms               one u32 a block
+//   round 1  sums of levels, or table sums    one lane an element, blocks of norm 0 left out
+//            contributors                     one lane: how many workers are in the sums
+//
+// After the scheme of Li et al., THC, arXiv 2302.08545; docs/algorithms/quant.md says where it
+// differs and why.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "addend/codec.h"
+#include "base/buffer.h"
+#include "codec/quant/coding.h"
+#include "codec/quant/options.h"
+#include "codec/quant/residual.h"
+#include "codec/step.h"
+
+namespace addend::quant {
+
+Result<std::unique_ptr<Codec>> create_quant(const CodecSpec& spec, const Layout& layout);
+
+class QuantCodec final : public SteppedCodec {
+ public:
+  static Result<std::unique_ptr<Codec>> make(const Layout& layout, const Options& options);
+
+  uint64_t fingerprint() const override;
+  uint64_t memory_bytes() const override;
+  Status exclude() override;
+  Result<std::vector<uint8_t>> save_state() const override;
+  Status load_state(std::span<const uint8_t> state) override;
+
+ private:
+  // A contiguous part of the gradient with one scale.
+  struct Block {
+    uint64_t begin;     // first element
+    uint32_t elements;  // of the gradient
+    uint32_t size;      // after padding; as many lanes travel
+    uint64_t offset;    // of its residual
+  };
+  // A block's part in this step, known after round 0.
+  struct Part {
+    float norm = 0;       // shared; 0: silent
+    bool broken = false;  // some worker has a NaN or Inf in it
+    uint8_t coding = 0;
+    uint64_t lane = 0;  // first lane in the plane of its coding's lane type
+  };
+  // Lanes of one type, in block order.
+  struct LanePlane {
+    uint64_t lanes = 0;
+    Buffer data;  // levels, or packed indices
+    Buffer sums;  // of indices
+  };
+
+  QuantCodec(const Layout& layout, const Options& options)
+      : SteppedCodec(layout), options_(options) {}
+  Status set_up();
+
+  Status do_begin(const void* gradient) override;
+  Result<bool> do_round(Round& round) override;
+  Status do_finish(void* gradient) override;
+
+  uint64_t blocks() const;
+  Block block(uint64_t b) const;
+  bool rotates() const { return options_.rotation == Rotation::kBlock; }
+  uint64_t sign_period() const;
+  uint64_t base_fingerprint() const;
+
+  const uint64_t* signs(uint64_t b, uint64_t epoch);
+  void load_rotated(const Block& block, uint64_t b, float prescale);
+  uint32_t norm_lane(const Block& block, uint64_t b);
+  float slow_norm(const float* x, uint64_t n, bool* finite) const;
+
+  void open_norms(Round& round);
+  Status read_norms();
+  Status encode(Round& round);
+  Quantiser quantiser(uint64_t b, const Part& part, float norm) const;
+  void encode_block(uint64_t b);
+  void decode_block(uint64_t b, double contributors, void* gradient);
+  void keep_residual(uint64_t b);
+  void turn_residual();
+
+  const Options options_;
+  std::vector<Coding> codings_;
+  uint64_t step_ = 0;
+
+  // The step.
+  enum class Waiting : uint8_t { kNothing, kNorms, kLast };
+  const void* gradient_ = nullptr;
+  Waiting waiting_ = Waiting::kNothing;
+  bool excluded_ = false;
+  bool silent_ = false;
+  uint32_t contributors_ = 0;
+  std::vector<Part> parts_;
+  std::array<LanePlane, 3> planes_;  // by Lane
+
+  Residual residual_;
+  Buffer norms_;    // plane: u32 per block
+  Buffer signs_;    // bitmap of one block
+  Buffer rotated_;  // float, one block
+  Buffer scratch_;  // float, one block
+  Buffer levels_;   // u8, one block
+};
+
+}  // namespace addend::quant

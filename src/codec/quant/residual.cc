@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "codec/quant/residual.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace addend::quant {
+
+Status Residual::reserve(Feedback feedback, uint64_t elements, uint64_t blocks) {
+  feedback_ = feedback;
+  if (feedback == Feedback::kNone) return {};
+  elements_ = elements;
+  blocks_ = blocks;
+  const uint64_t bytes = elements * (feedback == Feedback::kFloat ? 4 : 1);
+  ADDEND_TRY(values_.reserve(bytes));
+  std::memset(values_.as<void>(), 0, bytes);
+  if (feedback == Feedback::kFloat) return {};
+  ADDEND_TRY(scales_.reserve(blocks * 4));
+  std::memset(scales_.as<void>(), 0, blocks * 4);
+  return {};
+}
+
+void Residual::add_to(uint64_t block, uint64_t begin, uint64_t n, float* x) const {
+  if (feedback_ == Feedback::kFloat) {
+    const float* values = values_.as<float>() + begin;
+    for (uint64_t i = 0; i < n; ++i)
+      x[i] += values[i];
+  } else if (feedback_ == Feedback::kByte) {
+    const int8_t* values = values_.as<int8_t>() + begin;
+    const float scale = scales_.as<float>()[block];
+    for (uint64_t i = 0; i < n; ++i)
+      x[i] += static_cast<float>(values[i]) * scale;
+  }
+}
+
+void Residual::store(uint64_t block, uint64_t begin, uint64_t n, const float* x) {
+  if (feedback_ == Feedback::kFloat) {
+    std::memcpy(values_.as<float>() + begin, x, n * 4);
+  } else if (feedback_ == Feedback::kByte) {
+    float largest = 0;
+    for (uint64_t i = 0; i < n; ++i)
+      largest = std::max(largest, std::fabs(x[i]));
+    const float scale = largest / 127.0f;
+    const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
+    int8_t* values = values_.as<int8_t>() + begin;
+    for (uint64_t i = 0; i < n; ++i) {
+      values[i] = static_cast<int8_t>(std::clamp(std::nearbyint(x[i] * inverse), -127.0f, 127.0f));
+    }
+    scales_.as<float>()[block] = scale;
+  }
+}
+
+uint64_t Residual::state_bytes() const {
+  if (feedback_ == Feedback::kNone) return 0;
+  return feedback_ == Feedback::kFloat ? elements_ * 4 : elements_ + blocks_ * 4;
+}
+
+void Residual::save(uint8_t* to) const {
+  const uint64_t scales = feedback_ == Feedback::kByte ? blocks_ * 4 : 0;
+  const uint64_t values = state_bytes() - scales;
+  if (values > 0) std::memcpy(to, values_.as<void>(), values);
+  if (scales > 0) std::memcpy(to + values, scales_.as<void>(), scales);
+}
+
+void Residual::load(const uint8_t* from) {
+  const uint64_t scales = feedback_ == Feedback::kByte ? blocks_ * 4 : 0;
+  const uint64_t values = state_bytes() - scales;
+  if (values > 0) std::memcpy(values_.as<void>(), from, values);
+  if (scales > 0) std::memcpy(scales_.as<void>(), from + values, scales);
+}
+
+}  // namespace addend::quant

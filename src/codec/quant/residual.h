@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Error feedback: what quantisation has taken from this worker so far, per block, in rotated and
+// unnormalised coordinates. Kept as floats, or as bytes with one scale a block.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "addend/result.h"
+#include "base/buffer.h"
+#include "codec/quant/options.h"
+
+namespace addend::quant {
+
+class Residual {
+ public:
+  /// Zero for `elements` elements in `blocks` blocks. kNone holds nothing.
+  Status reserve(Feedback feedback, uint64_t elements, uint64_t blocks);
+
+  bool any() const { return feedback_ != Feedback::kNone; }
+
+  /// x[i] += residual, for a block whose elements start at `begin`.
+  void add_to(uint64_t block, uint64_t begin, uint64_t n, float* x) const;
+  /// residual = x.
+  void store(uint64_t block, uint64_t begin, uint64_t n, const float* x);
+
+  uint64_t memory_bytes() const { return values_.capacity() + scales_.capacity(); }
+
+  /// The bytes of the state, and back; the size is a function of reserve's arguments.
+  uint64_t state_bytes() const;
+  void save(uint8_t* to) const;
+  void load(const uint8_t* from);
+
+ private:
+  Feedback feedback_ = Feedback::kNone;
+  uint64_t elements_ = 0;
+  uint64_t blocks_ = 0;
+  Buffer values_;  // float or int8_t per element
+  Buffer scales_;  // float per block, for bytes
+};
+
+}  // namespace addend::quant
