@@ -206,16 +206,30 @@ Result<bool> ExactCodec::close_blocks(Round& round) {
   return true;
 }
 
-Result<bool> ExactCodec::close_index(Round& round) {
-  // A worker that sets bits past the end would shift every packed value: drop them, as everyone
-  // does.
+// Takes in a folded index. Bits past the end are dropped, as everyone does; a bit of our own that
+// is missing is an adder's fault, and packing by such an index would silently lose values.
+Status ExactCodec::accept_union() {
   if (layout().count % 64 != 0) index()[words() - 1] &= low_mask(layout().count % 64);
+  const auto* local = local_.as<uint64_t>();
+  uint64_t lost = 0;
+  for (uint64_t w = 0; w < words(); ++w)
+    lost |= local[w] & ~index()[w];
+  if (lost != 0) {
+    return make_error(
+        Errc::kUndecodable,
+        "the union that came back lacks non-zeros of this worker: an adder lost index bits");
+  }
   union_ = popcount({index(), words()});
+  draft().union_nonzeros = union_;
+  return {};
+}
+
+Result<bool> ExactCodec::close_index(Round& round) {
+  ADDEND_TRY(accept_union());
   return open_values(round);
 }
 
 Result<bool> ExactCodec::open_values(Round& round) {
-  draft().union_nonzeros = union_;
   waiting_ = Waiting::kLast;
   if (union_ == 0) return false;
   ADDEND_TRY(values_.reserve(union_ * width() + Buffer::kSlack));

@@ -60,6 +60,7 @@ class ExactCodec final : public SteppedCodec {
   Result<bool> close_index(Round& round);
   Result<bool> close_sketch(Round& round);
 
+  Status accept_union();
   Result<bool> open_values(Round& round);
   Status local_quanta();
   void stuck_quanta(uint64_t* lanes) const;

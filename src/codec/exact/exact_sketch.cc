@@ -72,9 +72,7 @@ Status ExactCodec::open_sketch(Round& round) {
 }
 
 Result<bool> ExactCodec::close_sketch(Round& round) {
-  if (layout().count % 64 != 0) index()[words() - 1] &= low_mask(layout().count % 64);
-  union_ = popcount({index(), words()});
-  draft().union_nonzeros = union_;
+  ADDEND_TRY(accept_union());
   if (union_ == 0) {
     waiting_ = Waiting::kLast;
     ADDEND_TRY(Sketch::check_zero(shape_, cells_.as<uint64_t>()));

@@ -16,6 +16,7 @@ namespace addend {
 namespace {
 
 using testing_support::combine_planes;
+using testing_support::element;
 using testing_support::ExactSum;
 
 // A gradient of any dtype in memory of its own.

@@ -16,20 +16,29 @@ inline constexpr uint32_t kLeastBlock = 64;
 struct Quantiser {
   float scale = 0;               ///< element -> table units, before the offset
   float middle = 0;              ///< g / 2: where zero lies in the table
-  float top = 0;                 ///< the largest float below g: its integer part is the last cell
-  uint32_t cells = 0;            ///< g: the table is looked up by the integer part, 0 .. g-1
+  float top = 0;                 ///< g
+  uint32_t cells = 0;            ///< g + 1: the tables are looked up by the integer part, 0 .. g
   const float* lower = nullptr;  ///< per cell: the level at or below it
   const float* gap = nullptr;    ///< per cell: distance to the next level
   const float* index = nullptr;  ///< per cell: number of the lower level
-  uint32_t world = 1;
-  uint32_t worker = 0;
-  bool correlated = true;     ///< workers' rounding thresholds are spread evenly over [0, 1)
-  uint64_t shared_seed = 0;   ///< the same on all workers
-  uint64_t private_seed = 0;  ///< another one on each
+  /// Rounding thresholds in [0, 1), kThresholds of them; element i takes number i % kThresholds.
+  const float* thresholds = nullptr;
 };
+
+/// Thresholds that a block cycles through.
+inline constexpr uint64_t kThresholds = 2048;
 
 /// Tables of a Quantiser are padded to this many cells, so that a lookup may load whole vectors.
 inline constexpr uint32_t kTableCells = 256;
+
+/// Integers out of floats of 0 .. 255 by addition, because conversions cost several operations in
+/// vector code. A whole number plus kToByte has it in the low byte of its bits. Any number plus
+/// kToCell has its integer part in the byte above bit kCellShift, after rounding to 2^-14: an
+/// element less than 2^-15 below a level counts as on it, a bias far below that of float
+/// arithmetic.
+inline constexpr float kToByte = 12582912.0f;
+inline constexpr float kToCell = 768.0f;
+inline constexpr int kCellShift = 14;
 
 /// Sum of squares, in sixteen running sums that are then added pairwise. REQUIRES: n a multiple
 /// of 16.

@@ -70,6 +70,9 @@ Result<Coding> Coding::make(uint32_t bits, const Options& options, uint32_t worl
     coding.gap[cell] = static_cast<float>(levels[k + 1] - levels[k]);
     coding.index[cell] = static_cast<float>(k);
   }
+  // The end of the range is a cell of its own: the last level, with nothing above it.
+  coding.lower[coding.table.granularity] = static_cast<float>(coding.table.granularity);
+  coding.index[coding.table.granularity] = static_cast<float>(levels.size() - 1);
   for (std::size_t i = 0; i < 16; ++i) {
     const uint32_t level = levels[std::min(i, levels.size() - 1)];
     coding.levels8[i] = static_cast<uint8_t>(level);

@@ -21,13 +21,14 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using DF = hn::CappedTag<float, kLanes>;
 using DI = hn::RebindToSigned<DF>;
-using DU = hn::RebindToUnsigned<DF>;
 using VF = hn::Vec<DF>;
 using VI = hn::Vec<DI>;
-using VU = hn::Vec<DU>;
 
 constexpr uint32_t kWidth = HWY_MAX_BYTES / 4 < kLanes ? HWY_MAX_BYTES / 4 : kLanes;
 constexpr uint32_t kGroups = kLanes / kWidth;
+// Stages of the transform that one pass may take: sixteen vectors fit the registers of AVX-512
+// only.
+constexpr uint32_t kMostStages = HWY_MAX_BYTES == 64 ? 4 : 3;
 
 float energy_kernel(const float* HWY_RESTRICT x, uint64_t n) {
   const DF d;
@@ -109,9 +110,8 @@ HWY_INLINE void outer_stages(float* x, uint64_t n, uint64_t h) {
   }
 }
 
-// All stages between vectors; few passes, because a pass costs a load and a store a vector.
-HWY_INLINE void all_outer_stages(float* x, uint64_t n) {
-  uint64_t h = kWidth;
+// The stages from h on; few passes, because a pass costs a load and a store a vector.
+HWY_INLINE void stages_from(float* x, uint64_t n, uint64_t h) {
   while (h < n) {
     const uint64_t left = n / h;
     if (left >= 8 && left != 16) {
@@ -127,23 +127,30 @@ HWY_INLINE void all_outer_stages(float* x, uint64_t n) {
   }
 }
 
-void rotate_kernel(const float* x, const uint64_t* signs, uint64_t n, float* y) {
+// The first pass: all stages inside vectors and the one between neighbours.
+template <typename Load>
+HWY_INLINE void first_stages(uint64_t n, float* y, Load load) {
   const DF d;
   const VF s1 = signs_of<1>(), s2 = signs_of<2>(), s4 = signs_of<4>(), s8 = signs_of<8>();
-  for (uint64_t i = 0; i < n; i += kWidth) {
-    const VF v = flipped(hn::LoadU(d, x + i), signs, i);
-    hn::StoreU(inner_stages(v, s1, s2, s4, s8), d, y + i);
+  for (uint64_t i = 0; i < n; i += 2 * kWidth) {
+    VF a = inner_stages(load(i), s1, s2, s4, s8),
+       b = inner_stages(load(i + kWidth), s1, s2, s4, s8);
+    butterfly(a, b);
+    hn::StoreU(a, d, y + i);
+    hn::StoreU(b, d, y + i + kWidth);
   }
-  all_outer_stages(y, n);
+}
+
+void rotate_kernel(const float* x, const uint64_t* signs, uint64_t n, float* y) {
+  first_stages(n, y,
+               [&](uint64_t i) HWY_ATTR { return flipped(hn::LoadU(DF(), x + i), signs, i); });
+  stages_from(y, n, 2 * kWidth);
 }
 
 void unrotate_kernel(float* x, const uint64_t* signs, uint64_t n, float* y) {
   const DF d;
-  const VF s1 = signs_of<1>(), s2 = signs_of<2>(), s4 = signs_of<4>(), s8 = signs_of<8>();
-  for (uint64_t i = 0; i < n; i += kWidth) {
-    hn::StoreU(inner_stages(hn::LoadU(d, x + i), s1, s2, s4, s8), d, x + i);
-  }
-  all_outer_stages(x, n);
+  first_stages(n, x, [&](uint64_t i) HWY_ATTR { return hn::LoadU(d, x + i); });
+  stages_from(x, n, 2 * kWidth);
   for (uint64_t i = 0; i < n; i += kWidth)
     hn::StoreU(flipped(hn::LoadU(d, x + i), signs, i), d, y + i);
 }
@@ -176,82 +183,53 @@ class Lookup {
   VF registers_[kRegisters == 0 ? 1 : kRegisters];
 };
 
-HWY_INLINE VU xorshift(VU x) {
-  x = hn::Xor(x, hn::ShiftLeft<13>(x));
-  x = hn::Xor(x, hn::ShiftRight<17>(x));
-  return hn::Xor(x, hn::ShiftLeft<5>(x));
+using D8 = hn::Rebind<uint8_t, DF>;
+
+// The low byte of every lane. Highway 1.0.3 gets its own truncation wrong on one target.
+HWY_INLINE hn::Vec<D8> low_bytes(VI v) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+  return hn::Vec<D8>{_mm512_cvtepi32_epi8(v.raw)};
+#else
+  return hn::DemoteTo(D8(), hn::And(v, hn::Set(DI(), 0xFF)));
+#endif
 }
 
 struct Constants {
-  VF scale, middle, top, unit;
-  VI world, worker, last_worker;
+  VF scale, middle, top;
 };
-
-// The strata of one shared draw, as the upper halves of the thresholds; see reference::threshold.
-HWY_INLINE VI strata(const Quantiser& q, const Constants& k, VU shared) {
-  const DI di;
-  const DU du;
-  if (!q.correlated) return hn::Zero(di);
-  const VU product = hn::Mul(hn::And(shared, hn::Set(du, 0xFFFF)), hn::BitCast(du, k.world));
-  const VI stratum = hn::Add(hn::BitCast(di, hn::ShiftRight<16>(product)), k.worker);
-  return hn::ShiftLeft<16>(
-      hn::Sub(stratum, hn::IfThenElseZero(hn::Gt(stratum, k.last_worker), k.world)));
-}
 
 template <uint32_t kRegisters>
 struct Tables {
   Lookup<kRegisters> lower, gap, index;
 };
 
-// Rounds x against the threshold `whole` * unit.
+// The level, or its index, in the low byte of each lane; see kToByte.
 template <bool kIndices, uint32_t kRegisters>
-HWY_INLINE VI round_to_level(const Tables<kRegisters>& tables, const Constants& k, VF x, VI whole) {
+HWY_INLINE VI round_to_level(const Tables<kRegisters>& tables, const Constants& k, VF x,
+                             VF threshold) {
   const DF d;
-  const DI di;
-  const VF u = hn::Mul(hn::ConvertTo(d, whole), k.unit);
   const VF y = hn::Min(hn::Max(hn::Add(hn::Mul(x, k.scale), k.middle), hn::Zero(d)), k.top);
-  const VI cell = hn::ConvertTo(di, y);
+  const VI cell =
+      hn::And(hn::ShiftRight<kCellShift>(hn::BitCast(DI(), hn::Add(y, hn::Set(d, kToCell)))),
+              hn::Set(DI(), 0xFF));
   const VF lower = tables.lower(cell), gap = tables.gap(cell);
-  const auto up = hn::Gt(hn::Sub(y, lower), hn::Mul(u, gap));
-  if constexpr (kIndices) {
-    return hn::ConvertTo(di, hn::Add(tables.index(cell), hn::IfThenElseZero(up, hn::Set(d, 1.0f))));
-  }
-  return hn::ConvertTo(di, hn::Add(lower, hn::IfThenElseZero(up, gap)));
+  const auto up = hn::Gt(hn::Sub(y, lower), hn::Mul(threshold, gap));
+  const VF value = kIndices ? hn::Add(tables.index(cell), hn::IfThenElseZero(up, hn::Set(d, 1.0f)))
+                            : hn::Add(lower, hn::IfThenElseZero(up, gap));
+  return hn::BitCast(DI(), hn::Add(value, hn::Set(d, kToByte)));
 }
 
 template <bool kIndices, uint32_t kRegisters>
 HWY_INLINE void quantise_with(const Quantiser& q, const float* HWY_RESTRICT x, uint64_t n,
                               uint8_t* HWY_RESTRICT out) {
   const DF d;
-  const DI di;
-  const DU du;
-  const hn::Rebind<uint8_t, DF> d8;
-  const float unit = q.correlated ? 0x1p-16f / static_cast<float>(q.world) : 0x1p-16f;
-  const auto world = static_cast<int32_t>(q.world);
-  const Constants k{hn::Set(d, q.scale),   hn::Set(d, q.middle),
-                    hn::Set(d, q.top),     hn::Set(d, unit),
-                    hn::Set(di, world),    hn::Set(di, static_cast<int32_t>(q.worker)),
-                    hn::Set(di, world - 1)};
+  const Constants k{hn::Set(d, q.scale), hn::Set(d, q.middle), hn::Set(d, q.top)};
   const Tables<kRegisters> tables{Lookup<kRegisters>(q.lower), Lookup<kRegisters>(q.gap),
                                   Lookup<kRegisters>(q.index)};
-  const reference::Random shared_start(q.shared_seed), own_start(q.private_seed);
-  const VU low = hn::Set(du, 0xFFFF);
-  for (uint32_t g = 0; g < kGroups; ++g) {
-    VU shared = hn::LoadU(du, shared_start.state + g * kWidth);
-    VU own = hn::LoadU(du, own_start.state + g * kWidth);
-    for (uint64_t i = g * kWidth; i < n; i += 4 * kLanes) {
-      shared = xorshift(shared);
-      const VI stratum = strata(q, k, shared);
-      for (uint64_t j = i; j < i + 4 * kLanes; j += 2 * kLanes) {
-        own = xorshift(own);
-        const VI first = hn::Or(stratum, hn::BitCast(di, hn::And(own, low)));
-        const VI second = hn::Or(stratum, hn::BitCast(di, hn::ShiftRight<16>(own)));
-        const VI a = round_to_level<kIndices>(tables, k, hn::LoadU(d, x + j), first);
-        const VI b = round_to_level<kIndices>(tables, k, hn::LoadU(d, x + j + kLanes), second);
-        hn::StoreU(hn::DemoteTo(d8, a), d8, out + j);
-        hn::StoreU(hn::DemoteTo(d8, b), d8, out + j + kLanes);
-      }
-    }
+  for (uint64_t i = 0; i < n; i += kWidth) {
+    const VF threshold = hn::LoadU(d, q.thresholds + i % kThresholds);
+    const VI level = round_to_level<kIndices>(tables, k, hn::LoadU(d, x + i), threshold);
+    hn::StoreU(low_bytes(level), D8(), out + i);
   }
 }
 

@@ -110,7 +110,8 @@ uint64_t QuantCodec::fingerprint() const {
 }
 
 uint64_t QuantCodec::memory_bytes() const {
-  uint64_t total = residual_.memory_bytes() + parts_.capacity() * sizeof(Part);
+  uint64_t total =
+      residual_.memory_bytes() + thresholds_.memory_bytes() + parts_.capacity() * sizeof(Part);
   for (const LanePlane& plane : planes_)
     total += plane.data.capacity() + plane.sums.capacity();
   for (const Buffer* buffer : {&norms_, &signs_, &rotated_, &scratch_, &levels_})
@@ -137,12 +138,26 @@ Result<bool> QuantCodec::do_round(Round& round) {
       waiting_ = Waiting::kLast;
       ADDEND_TRY(read_norms());
       if (silent_) return false;
+      ADDEND_TRY(draw_thresholds());
       ADDEND_TRY(encode(round));
       return true;
     case Waiting::kLast:
       return false;
   }
   return false;
+}
+
+Status QuantCodec::draw_thresholds() {
+  Thresholds::Draw draw;
+  draw.seed = Fingerprint()
+                  .add(layout().seed ^ uint64_t{0x726F756E64})
+                  .add(layout().bucket)
+                  .add(step_)
+                  .value();
+  draw.world = layout().world;
+  draw.worker = layout().worker;
+  draw.correlated = options_.rounding == Rounding::kCorrelated;
+  return thresholds_.set(draw);
 }
 
 const uint64_t* QuantCodec::signs(uint64_t b, uint64_t epoch) {
@@ -282,23 +297,12 @@ Quantiser QuantCodec::quantiser(uint64_t b, const Part& part, float norm) const 
   Quantiser q;
   q.scale = static_cast<float>(static_cast<double>(granularity) / (2 * range));
   q.middle = granularity / 2;
-  q.top = std::nextafter(granularity, 0.0f);
-  q.cells = coding.table.granularity;
+  q.top = granularity;
+  q.cells = coding.table.granularity + 1;
   q.lower = coding.lower.data();
   q.gap = coding.gap.data();
   q.index = coding.index.data();
-  q.world = layout().world;
-  q.worker = layout().worker;
-  // Strata are numbered in 15 bits; beyond that many workers their thresholds are spread evenly
-  // enough by chance.
-  q.correlated = options_.rounding == Rounding::kCorrelated && layout().world < 32768;
-  q.shared_seed = Fingerprint()
-                      .add(layout().seed ^ uint64_t{0x726F756E64})
-                      .add(layout().bucket)
-                      .add(step_)
-                      .add(b)
-                      .value();
-  q.private_seed = addend_random(q.shared_seed, layout().worker);
+  q.thresholds = thresholds_.of_block(b);
   return q;
 }
 

@@ -19,6 +19,7 @@
 #include "codec/quant/coding.h"
 #include "codec/quant/options.h"
 #include "codec/quant/residual.h"
+#include "codec/quant/thresholds.h"
 #include "codec/step.h"
 
 namespace addend::quant {
@@ -76,6 +77,7 @@ class QuantCodec final : public SteppedCodec {
   uint32_t norm_lane(const Block& block, uint64_t b);
   float slow_norm(const float* x, uint64_t n, bool* finite) const;
 
+  Status draw_thresholds();
   void open_norms(Round& round);
   Status read_norms();
   Status encode(Round& round);
@@ -100,6 +102,7 @@ class QuantCodec final : public SteppedCodec {
   std::array<LanePlane, 3> planes_;  // by Lane
 
   Residual residual_;
+  Thresholds thresholds_;
   Buffer norms_;    // plane: u32 per block
   Buffer signs_;    // bitmap of one block
   Buffer rotated_;  // float, one block

@@ -11,34 +11,6 @@
 
 namespace addend::quant::reference {
 
-/// Sixteen 32-bit xorshift generators, one a lane (Marsaglia 2003). Starting points come from the
-/// seed alone, so a block can be encoded again bit for bit.
-struct Random {
-  uint32_t state[kLanes];
-
-  explicit Random(uint64_t seed) {
-    for (uint32_t l = 0; l < kLanes; ++l)
-      state[l] = static_cast<uint32_t>(addend_random(seed, l)) | 1u;
-  }
-  void step() {
-    for (uint32_t& x : state) {
-      x ^= x << 13;
-      x ^= x >> 17;
-      x ^= x << 5;
-    }
-  }
-};
-
-/// The rounding threshold of one element, in [0, 1): uniform for each worker by itself; correlated,
-/// the thresholds of all workers fall into the world's strata, one each (a shared cyclic shift).
-inline float threshold(const Quantiser& q, uint32_t shared, uint32_t private16) {
-  if (!q.correlated) return static_cast<float>(private16) * 0x1p-16f;
-  uint32_t stratum = q.worker + ((shared & 0xFFFF) * q.world >> 16);
-  stratum -= stratum >= q.world ? q.world : 0;
-  const float unit = 0x1p-16f / static_cast<float>(q.world);
-  return static_cast<float>(static_cast<int32_t>(stratum << 16 | private16)) * unit;
-}
-
 inline float energy(const float* x, uint64_t n) {
   float sums[kLanes] = {};
   for (uint64_t i = 0; i < n; ++i)
@@ -79,22 +51,15 @@ inline void unrotate(float* x, const uint64_t* signs, uint64_t n, float* y) {
   flip(x, signs, n, y);
 }
 
-/// A shared draw serves four rows of sixteen elements: errors of different elements may go
-/// together, those of different workers may not. A private draw serves two, its low half the first.
 template <bool kIndices>
 inline void quantise(const Quantiser& q, const float* x, uint64_t n, uint8_t* out) {
-  Random shared(q.shared_seed), own(q.private_seed);
   for (uint64_t i = 0; i < n; ++i) {
-    const uint64_t row = i / kLanes, lane = i % kLanes;
-    if (lane == 0 && row % 4 == 0) shared.step();
-    if (lane == 0 && row % 2 == 0) own.step();
-    const float u = threshold(q, shared.state[lane], (own.state[lane] >> (row % 2 * 16)) & 0xFFFF);
     const float y = std::min(std::max(x[i] * q.scale + q.middle, 0.0f), q.top);
-    const auto cell = static_cast<int32_t>(y);
-    const bool up = y - q.lower[cell] > u * q.gap[cell];
+    const auto cell = static_cast<uint8_t>(addend_f32_bits(y + kToCell) >> kCellShift);
+    const bool up = y - q.lower[cell] > q.thresholds[i % kThresholds] * q.gap[cell];
     const float value =
         kIndices ? q.index[cell] + (up ? 1.0f : 0.0f) : q.lower[cell] + (up ? q.gap[cell] : 0.0f);
-    out[i] = static_cast<uint8_t>(static_cast<int32_t>(value));
+    out[i] = static_cast<uint8_t>(addend_f32_bits(value + kToByte));
   }
 }
 
