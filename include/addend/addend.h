@@ -121,6 +121,18 @@ ADDEND_API addend_status addend_codec_next_round(addend_codec* codec, addend_rou
 ADDEND_API addend_status addend_codec_finish(addend_codec* codec, void* gradient);
 ADDEND_API void addend_codec_cancel(addend_codec* codec);
 
+/* Between the last round and finish: the sums do not contain this worker. ADDEND_UNSUPPORTED for
+ * codecs that need every worker. */
+ADDEND_API addend_status addend_codec_exclude(addend_codec* codec);
+
+/* What a restarted worker needs to go on bit for bit (residuals, step). `*size` is set to the bytes
+ * needed; they are written if `state` is not NULL and `capacity` is enough, else the call is
+ * ADDEND_OK for a NULL state and ADDEND_CAPACITY otherwise. */
+ADDEND_API addend_status addend_codec_save_state(const addend_codec* codec, void* state,
+                                                 uint64_t capacity, uint64_t* size);
+ADDEND_API addend_status addend_codec_load_state(addend_codec* codec, const void* state,
+                                                 uint64_t size);
+
 #define ADDEND_UNKNOWN (~(uint64_t)0)
 
 /* What the last finished step did. Set `size` to sizeof(addend_report). */

@@ -231,6 +231,38 @@ void addend_codec_cancel(addend_codec* codec) {
   if (codec != nullptr) codec->codec->cancel();
 }
 
+addend_status addend_codec_exclude(addend_codec* codec) {
+  if (codec == nullptr) return invalid("addend_codec_exclude: null codec");
+  return guarded([&] { return to_status(codec->codec->exclude()); });
+}
+
+addend_status addend_codec_save_state(const addend_codec* codec, void* state, uint64_t capacity,
+                                      uint64_t* size) {
+  if (codec == nullptr || size == nullptr) return invalid("addend_codec_save_state: null argument");
+  return guarded([&] {
+    const auto saved = codec->codec->save_state();
+    if (!saved) return fail(saved.error());
+    *size = saved->size();
+    if (state == nullptr) return ADDEND_OK;
+    if (capacity < saved->size()) {
+      return fail(
+          addend::make_error(Errc::kCapacity, "addend_codec_save_state: the buffer is too small"));
+    }
+    if (!saved->empty()) std::memcpy(state, saved->data(), saved->size());
+    return ADDEND_OK;
+  });
+}
+
+addend_status addend_codec_load_state(addend_codec* codec, const void* state, uint64_t size) {
+  if (codec == nullptr || (state == nullptr && size > 0)) {
+    return invalid("addend_codec_load_state: null argument");
+  }
+  return guarded([&] {
+    return to_status(codec->codec->load_state(
+        {static_cast<const uint8_t*>(state), static_cast<std::size_t>(size)}));
+  });
+}
+
 addend_status addend_codec_report(const addend_codec* codec, addend_report* report) {
   if (codec == nullptr || report == nullptr) return invalid("addend_codec_report: null argument");
   if (report->size < sizeof(addend_report)) {

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "addend/addend.h"
+#include "gtest/gtest.h"
+
+namespace {
+
+addend_layout layout_of(uint64_t count, uint32_t world, uint32_t worker = 0) {
+  addend_layout layout;
+  addend_layout_init(&layout, sizeof(layout));
+  layout.count = count;
+  layout.world = world;
+  layout.worker = worker;
+  return layout;
+}
+
+addend_codec* make_codec(const char* spec, const addend_layout& layout) {
+  addend_codec* codec = nullptr;
+  EXPECT_EQ(addend_codec_create(spec, &layout, &codec), ADDEND_OK) << addend_last_error();
+  return codec;
+}
+
+// With one worker the sum is the gradient itself.
+void run_step(addend_codec* codec, std::vector<float>& gradient) {
+  ASSERT_EQ(addend_codec_begin(codec, gradient.data()), ADDEND_OK);
+  addend_round round;
+  do {
+    ASSERT_EQ(addend_codec_next_round(codec, &round), ADDEND_OK);
+  } while (round.plane_count > 0);
+  ASSERT_EQ(addend_codec_finish(codec, gradient.data()), ADDEND_OK) << addend_last_error();
+}
+
+TEST(CApi, EveryStatusHasANameAndErrorsAMessage) {
+  for (int code = ADDEND_OK; code <= ADDEND_OUT_OF_MEMORY; ++code) {
+    EXPECT_STRNE(addend_status_name(static_cast<addend_status>(code)), "unknown");
+  }
+  EXPECT_STREQ(addend_status_name(static_cast<addend_status>(15)), "unknown");
+  addend_codec* codec = nullptr;
+  const addend_layout layout = layout_of(10, 1);
+  EXPECT_EQ(addend_codec_create("nonsense", &layout, &codec), ADDEND_INVALID_ARGUMENT);
+  EXPECT_EQ(codec, nullptr);
+  EXPECT_NE(std::string(addend_last_error()).find("nonsense"), std::string::npos);
+}
+
+TEST(CApi, NullArgumentsAreRefusedAndNullHandlesFreed) {
+  addend_round round;
+  uint64_t size = 0;
+  EXPECT_EQ(addend_codec_create(nullptr, nullptr, nullptr), ADDEND_INVALID_ARGUMENT);
+  EXPECT_EQ(addend_codec_begin(nullptr, nullptr), ADDEND_INVALID_ARGUMENT);
+  EXPECT_EQ(addend_codec_next_round(nullptr, &round), ADDEND_INVALID_ARGUMENT);
+  EXPECT_EQ(addend_codec_finish(nullptr, nullptr), ADDEND_INVALID_ARGUMENT);
+  EXPECT_EQ(addend_codec_save_state(nullptr, nullptr, 0, &size), ADDEND_INVALID_ARGUMENT);
+  EXPECT_EQ(addend_fold(ADDEND_OP_SUM_F32, nullptr, nullptr, 1), ADDEND_INVALID_ARGUMENT);
+  EXPECT_EQ(addend_fold(static_cast<addend_op>(15), &round, &round, 1), ADDEND_INVALID_ARGUMENT);
+  EXPECT_EQ(addend_fold(ADDEND_OP_TABLE_SUM_U8, &round, &round, 1), ADDEND_INVALID_ARGUMENT);
+  EXPECT_EQ(addend_pipeline_wait(nullptr, 0), ADDEND_INVALID_ARGUMENT);
+  addend_codec_destroy(nullptr);
+  addend_reducer_destroy(nullptr);
+  addend_pipeline_destroy(nullptr);
+}
+
+TEST(CApi, StructsOfAnotherAgeAreFilledOrRefusedByWhatTheyHold) {
+  struct Newer {
+    addend_layout known;
+    uint64_t later;
+  } newer;
+  addend_layout_init(&newer.known, sizeof(newer));
+  newer.known.count = 10;
+  EXPECT_EQ(newer.later, 0u);
+  addend_codec* codec = nullptr;
+  EXPECT_EQ(addend_codec_create("exact", &newer.known, &codec), ADDEND_OK);
+  addend_codec_destroy(codec);
+  newer.later = 1;
+  EXPECT_EQ(addend_codec_create("exact", &newer.known, &codec), ADDEND_UNSUPPORTED);
+  newer.known.size = 4;
+  EXPECT_EQ(addend_codec_create("exact", &newer.known, &codec), ADDEND_INVALID_ARGUMENT);
+}
+
+TEST(CApi, AStepReportsWhatItDid) {
+  addend_codec* codec = make_codec("exact:mode=packed", layout_of(1000, 1));
+  std::vector<float> gradient(1000, 0.0f);
+  gradient[7] = 3.5f;
+  run_step(codec, gradient);
+  EXPECT_EQ(gradient[7], 3.5f);
+  addend_report report{};
+  EXPECT_EQ(addend_codec_report(codec, &report), ADDEND_INVALID_ARGUMENT) << "the size is not set";
+  report.size = sizeof(report);
+  ASSERT_EQ(addend_codec_report(codec, &report), ADDEND_OK);
+  EXPECT_STREQ(report.mode, "packed");
+  EXPECT_EQ(report.union_nonzeros, 1u);
+  EXPECT_EQ(report.rounds, 2u);
+  EXPECT_EQ(report.wire_bytes, report.round_bytes[0] + report.round_bytes[1]);
+  EXPECT_EQ(addend_codec_exclude(codec), ADDEND_UNSUPPORTED);
+  addend_codec_destroy(codec);
+}
+
+TEST(CApi, StateSavesAndRestores) {
+  const addend_layout layout = layout_of(300, 1);
+  addend_codec* first = make_codec("quant:feedback=float", layout);
+  addend_codec* second = make_codec("quant:feedback=float", layout);
+  std::vector<float> a(300, 0.3f), b(300, 0.3f);
+  run_step(first, a);
+  uint64_t size = 0;
+  ASSERT_EQ(addend_codec_save_state(first, nullptr, 0, &size), ADDEND_OK);
+  ASSERT_GT(size, 300u * 4);
+  std::vector<uint8_t> state(size);
+  EXPECT_EQ(addend_codec_save_state(first, state.data(), size - 1, &size), ADDEND_CAPACITY);
+  ASSERT_EQ(addend_codec_save_state(first, state.data(), size, &size), ADDEND_OK);
+  ASSERT_EQ(addend_codec_load_state(second, state.data(), size), ADDEND_OK);
+  a.assign(300, 0.3f);
+  run_step(first, a);
+  run_step(second, b);
+  EXPECT_EQ(a, b);
+  state[0] ^= 1;
+  EXPECT_EQ(addend_codec_load_state(second, state.data(), size), ADDEND_MISMATCH);
+  addend_codec_destroy(first);
+  addend_codec_destroy(second);
+}
+
+// A reducer of the caller's own: one worker, so it has nothing to add; fails on demand.
+addend_status reduce_alone(void* context, addend_round*, uint64_t timeout_ns) {
+  EXPECT_GT(timeout_ns, 0u);
+  if (*static_cast<bool*>(context)) return ADDEND_OK;
+  addend_set_error("the network is on fire");
+  return ADDEND_UNAVAILABLE;
+}
+
+TEST(CApi, ACustomReducerCarriesThePipelineAndItsErrors) {
+  bool works = true;
+  addend_reducer* reducer = nullptr;
+  ASSERT_EQ(addend_custom_create(1, 0, reduce_alone, &works, &reducer), ADDEND_OK);
+  EXPECT_EQ(addend_reducer_world(reducer), 1u);
+  addend_pipeline* pipeline = nullptr;
+  ASSERT_EQ(addend_pipeline_create(reducer, 0, 0, &pipeline), ADDEND_OK);
+  addend_codec* codec = make_codec("exact", layout_of(50, 1));
+  std::vector<float> gradient(50, 2.0f);
+  uint64_t ticket = 0;
+  ASSERT_EQ(addend_pipeline_submit(pipeline, codec, gradient.data(), &ticket), ADDEND_OK);
+  ASSERT_EQ(addend_pipeline_wait(pipeline, ticket), ADDEND_OK) << addend_last_error();
+  works = false;
+  ASSERT_EQ(addend_pipeline_submit(pipeline, codec, gradient.data(), &ticket), ADDEND_OK);
+  EXPECT_EQ(addend_pipeline_wait(pipeline, ticket), ADDEND_UNAVAILABLE);
+  EXPECT_NE(std::string(addend_last_error()).find("on fire"), std::string::npos);
+  EXPECT_EQ(gradient, std::vector<float>(50, 2.0f));
+  addend_pipeline_destroy(pipeline);
+  addend_codec_destroy(codec);
+  addend_reducer_destroy(reducer);
+}
+
+}  // namespace
