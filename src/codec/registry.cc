@@ -35,6 +35,11 @@ Status check_layout(const Layout& layout) {
     return make_error(Errc::kInvalidArgument,
                       "world size " + std::to_string(layout.world) + " is not between 1 and 2^20");
   }
+  if (layout.worker >= layout.world) {
+    return make_error(Errc::kInvalidArgument, "worker " + std::to_string(layout.worker) +
+                                                  " of a world of " + std::to_string(layout.world) +
+                                                  ": numbers start at 0");
+  }
   if (layout.dtype != DType::kF32 && layout.dtype != DType::kBf16 && layout.dtype != DType::kF16) {
     return make_error(Errc::kInvalidArgument, "unknown element type");
   }

@@ -118,7 +118,9 @@ TEST(Pipeline, AWorkerThatNeverComesEndsInATimeoutThatNamesIt) {
       std::chrono::milliseconds(1));
   for (uint32_t w = 1; w < 3; ++w) {
     ASSERT_FALSE(statuses[w]);
-    EXPECT_EQ(statuses[w].error().code, Errc::kTimeout);
+    // Whoever comes after the other has given up finds the group broken.
+    const Errc code = statuses[w].error().code;
+    EXPECT_TRUE(code == Errc::kTimeout || code == Errc::kUnavailable) << errc_name(code);
     EXPECT_NE(statuses[w].error().message.find("worker 0"), std::string::npos)
         << statuses[w].error().message;
   }

@@ -98,6 +98,39 @@ void check_codecs(Reducer& reducer) {
   }
 }
 
+// A lossy codec: close to the sum, and the same bytes on every rank.
+void check_quant(Reducer& reducer) {
+  auto pipeline = create_pipeline(reducer);
+  std::vector<Reducer::Claim> hashes;
+  Scenario s{DType::kF32, 30011, reducer.world(), 1, Overlap::kFull, 6};
+  Layout layout;
+  layout.count = s.count;
+  layout.world = s.world;
+  layout.worker = reducer.worker();
+  for (const char* spec : {"quant", "quant:bits=auto", "quant:feedback=float,block=256"}) {
+    auto codec = create_codec(*CodecSpec::parse(spec), layout);
+    const auto gradients = make_gradients(
+        s, [&](uint32_t w, uint64_t i) { return static_cast<float>(normal(w + 1, i)); });
+    const std::vector<double> expected = sums(s, gradients);
+    Bytes mine = gradients[reducer.worker()];
+    const auto ticket = (*pipeline)->submit(**codec, mine.data());
+    const Status status = (*pipeline)->wait(*ticket);
+    double error = 0, energy = 0;
+    uint64_t hash = 0;
+    for (uint64_t i = 0; i < s.count; ++i) {
+      const auto value = static_cast<double>(read(s.dtype, mine, i));
+      error += (value - expected[i]) * (value - expected[i]);
+      energy += expected[i] * expected[i];
+      hash = addend_mix64(hash + mine[4 * i] + 256u * mine[4 * i + 1]);
+    }
+    expect(status && error < 0.03 * energy, std::string(spec) + " is close to the sum", reducer);
+    hashes.push_back({spec, hash});
+  }
+  pipeline->reset();  // the reducer is ours again
+  expect(reducer.agree(hashes, far()).has_value(), "quant decodes to the same bytes on every rank",
+         reducer);
+}
+
 void check_mismatch(Reducer& reducer) {
   auto pipeline = create_pipeline(reducer);
   Layout layout;
@@ -127,6 +160,7 @@ int main() {
   }
   check_operations(**reducer);
   check_codecs(**reducer);
+  check_quant(**reducer);
   check_mismatch(**reducer);
   if ((*reducer)->worker() == 0 && failures == 0)
     std::printf("MPI: %u workers agree\n", (*reducer)->world());

@@ -42,9 +42,6 @@ Status check(const Options& options, const Layout& layout) {
   if ((options.granularity != 0 || options.clipped != 0) && options.bits == 0) {
     return refuse("granularity and clipped need a fixed number of bits");
   }
-  if (layout.worker >= layout.world) {
-    return refuse("the layout's worker must be below its world: rounding differs by worker");
-  }
   return {};
 }
 
