@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Workers with gradients from the input, in every mode, value mode and element type. First pass:
-// the sums must be right. Second pass: a reducer that overwrites planes with the input before the
-// workers see them; an error or any sum will do, a crash will not.
+// Workers with gradients from the input, in every mode, value mode and element type of exact, or
+// with options of quant. First pass: the sums must be right (quant: near). Second pass: a reducer
+// that overwrites planes with the input before the workers see them; an error or any sum will do, a
+// crash will not.
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -10,6 +11,7 @@
 #include "addend/codec.h"
 #include "fuzz/input.h"
 #include "tests/support/exact_sum.h"
+#include "tests/support/quant_workers.h"
 #include "tests/support/tampered_steps.h"
 
 using addend::DType;
@@ -21,22 +23,55 @@ using addend::fuzz::require;
 using addend::testing_support::element;
 using addend::testing_support::ExactSum;
 using addend::testing_support::Gradient;
+using addend::testing_support::QuantWorkers;
 using addend::testing_support::TamperedSteps;
 
 namespace {
 
 struct Case {
   std::string spec;
+  bool quant = false;
   bool reproducible = false;
   bool sketch = false;
   Layout layout;
   std::vector<Gradient> gradients;
 };
 
+constexpr uint8_t kQuant = 128;  // set in an input's first byte
+
+void read_quant_options(Input& input, Case& c) {
+  c.quant = true;
+  const uint64_t bits = input.take<uint8_t>() % 9;
+  c.spec = "quant:bits=" + (bits == 0 ? "auto" : std::to_string(bits));
+  const auto add = [&](const char* key, std::initializer_list<const char*> values) {
+    c.spec += std::string(",") + key + "=" + values.begin()[input.take<uint8_t>() % values.size()];
+  };
+  add("levels", {"table", "uniform", "published"});
+  add("rotate", {"block", "none"});
+  add("block", {"64", "whole", "128", "1024", "2048"});
+  add("rounding", {"correlated", "independent"});
+  add("feedback", {"none", "float", "byte"});
+  add("carrier", {"levels", "indices"});
+  add("nonfinite", {"nan", "error"});
+}
+
+void read_layout(Input& input, Case& c) {
+  c.layout.dtype = static_cast<DType>(input.take<uint8_t>() % 3);
+  c.layout.world = 1 + input.take<uint8_t>() % 4;
+  c.layout.count = input.take<uint16_t>() % 2500;
+  c.layout.seed = input.take<uint8_t>();
+}
+
 Case read_case(Input& input) {
   constexpr const char* kModes[] = {"auto", "packed", "two-level", "sketch"};
   Case c;
-  const uint64_t mode = input.take<uint8_t>() % 4;
+  const uint8_t first = input.take<uint8_t>();
+  if (first >= kQuant) {
+    read_quant_options(input, c);
+    read_layout(input, c);
+    return c;
+  }
+  const uint64_t mode = first % 4;
   c.reproducible = input.take<uint8_t>() % 2 == 1;
   // An automatic choice may be a sketch as well.
   c.sketch = mode == 0 || mode == 3;
@@ -46,10 +81,7 @@ Case read_case(Input& input) {
   c.spec += ",lanes=" + std::to_string(1 << input.take<uint8_t>() % 8);
   const uint8_t density = input.take<uint8_t>();
   if (density % 3 != 0) c.spec += ",density=" + std::to_string(density / 255.0);
-  c.layout.dtype = static_cast<DType>(input.take<uint8_t>() % 3);
-  c.layout.world = 1 + input.take<uint8_t>() % 4;
-  c.layout.count = input.take<uint16_t>() % 2500;
-  c.layout.seed = input.take<uint8_t>();
+  read_layout(input, c);
   c.layout.network.latency_us = input.take<uint8_t>() * 20.0;
   return c;
 }
@@ -157,12 +189,91 @@ void run_hostile(const Case& c, Input& input) {
   }
 }
 
+// Without feedback: a block with a number that is not finite is NaN, others are within what one bit
+// a worker may be off by.
+void check_near(const Case& c, const std::vector<Gradient>& sums, uint64_t begin, uint64_t end) {
+  double largest = 0, error = 0;
+  bool finite = true;
+  for (const Gradient& gradient : c.gradients) {
+    double energy = 0;
+    for (uint64_t i = begin; i < end; ++i)
+      energy += std::pow(static_cast<double>(element(c.layout.dtype, gradient.data(), i)), 2);
+    finite = finite && std::isfinite(energy);
+    largest = std::max(largest, std::sqrt(energy));
+  }
+  const double most = c.layout.dtype == DType::kF16 ? 10 : 1e34;
+  if (finite && largest > most) return;  // may overflow
+  for (uint64_t i = begin; i < end; ++i) {
+    double sum = 0;
+    for (const Gradient& gradient : c.gradients)
+      sum += static_cast<double>(element(c.layout.dtype, gradient.data(), i));
+    const float actual = element(c.layout.dtype, sums[0].data(), i);
+    require(std::isnan(actual) != finite);
+    error += std::pow(static_cast<double>(actual) - sum, 2);
+  }
+  // Without rotation every element may be off by the range.
+  const double bound = 16.0 * c.layout.world * std::sqrt(static_cast<double>(end - begin));
+  if (finite) require(std::sqrt(error) <= bound * largest + 1e-6);
+}
+
+void run_honest_quant(const Case& c) {
+  QuantWorkers workers(c.spec, c.layout);
+  uint64_t block = std::max<uint64_t>(c.layout.count, 1);
+  const std::size_t key = c.spec.find(",block=") + 7;
+  if (c.spec[key] != 'w') block = std::stoull(c.spec.substr(key));
+  const bool kept = c.spec.find("feedback=none") == std::string::npos;
+  for (int step = 0; step < 3; ++step) {
+    std::vector<Gradient> sums = c.gradients;
+    const addend::Status status = workers.step(sums);
+    if (!status) {
+      require(status.error().code == addend::Errc::kUndecodable);
+      require(c.spec.find("nonfinite=error") != std::string::npos && sums == c.gradients);
+      return;
+    }
+    for (uint32_t w = 1; w < c.layout.world; ++w) {
+      require(sums[w] == sums[0]);
+      require(workers.codec(w).fingerprint() == workers.codec(0).fingerprint());
+    }
+    for (uint64_t begin = 0; !kept && begin < c.layout.count; begin += block)
+      check_near(c, sums, begin, std::min(begin + block, c.layout.count));
+  }
+}
+
+void run_hostile_quant(const Case& c, Input& input) {
+  QuantWorkers workers(c.spec, c.layout);
+  for (int step = 0; step < 3; ++step) {
+    std::vector<Gradient> sums = c.gradients;
+    const addend::Status status =
+        workers.step(sums, [&](uint32_t, const Plane&, std::span<uint8_t> plane) {
+          uint8_t control = 0;
+          input.cycle(&control, 1);
+          if (control % 4 == 0 || plane.empty()) return;
+          const uint64_t begin = control % 4 == 1 ? 0 : control % plane.size();
+          const uint64_t rest = plane.size() - begin;
+          input.cycle(plane.data() + begin, control % 4 == 2 ? rest : std::min<uint64_t>(8, rest));
+        });
+    if (!status) require(sums[0] == c.gradients[0]);
+  }
+}
+
+// Some options exclude others; that is an answer too.
+void run_quant(const Case& c, Input& input) {
+  const auto codec = create_codec(*addend::CodecSpec::parse(c.spec), c.layout);
+  if (!codec) return require(codec.error().code == addend::Errc::kInvalidArgument);
+  run_honest_quant(c);
+  run_hostile_quant(c, input);
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Input input(data, size);
   Case c = read_case(input);
   read_gradients(input, c);
+  if (c.quant) {
+    run_quant(c, input);
+    return 0;
+  }
   run_honest(c);
   run_hostile(c, input);
   return 0;

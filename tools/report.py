@@ -145,6 +145,9 @@ class LogPlot:
     """Both axes logarithmic, with decade lines."""
 
     width, height, left, right, top, bottom = 900, 380, 70, 20, 14, 72
+    x_title = "link speed, Gbit/s"
+    x_text = staticmethod("{:g}".format)
+    y_text = staticmethod(decade_text)
 
     def __init__(self, x_range: tuple[float, float], y_range: tuple[float, float]):
         self.x_range, self.y_range = x_range, y_range
@@ -168,13 +171,20 @@ class LogPlot:
         for value in self.decades(self.x_range):
             x = self.x(value)
             parts.append(f'<line class="axis" x1="{x:.1f}" y1="{y0}" x2="{x:.1f}" y2="{y1}"/>')
-            parts.append(text_element(x, y0 + 16, f"{value:g}", "middle", "soft"))
+            parts.append(text_element(x, y0 + 16, self.x_text(value), "middle", "soft"))
         for value in self.decades(self.y_range):
             y = self.y(value)
             parts.append(f'<line class="axis" x1="{x0}" y1="{y:.1f}" x2="{x1}" y2="{y:.1f}"/>')
-            parts.append(text_element(x0 - 8, y + 4, decade_text(value), "end", "soft"))
-        parts.append(text_element((x0 + x1) / 2, y0 + 34, "link speed, Gbit/s", "middle", "soft"))
+            parts.append(text_element(x0 - 8, y + 4, self.y_text(value), "end", "soft"))
+        parts.append(text_element((x0 + x1) / 2, y0 + 34, self.x_title, "middle", "soft"))
         return "".join(parts)
+
+
+def decade_range(values: list[float]) -> tuple[float, float]:
+    """Whole decades around positive values, at least one."""
+    values = [v for v in values if v > 0] or [1.0]
+    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    return 10.0**low, 10.0 ** max(high, low + 1)
 
 
 def link_samples() -> list[float]:
@@ -202,7 +212,7 @@ def link_plot(results: list[dict], palette: Palette) -> str:
     samples = link_samples()
     times = [estimate_us(r, s) for r in results for s in samples]
     low, high = min(times), max(times)
-    plot = LogPlot(LINK_RANGE, (10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high))))
+    plot = LogPlot(LINK_RANGE, decade_range([low, high]))
     parts = [plot.axes()]
     for result in results:
         points = " ".join(f"{plot.x(s):.1f},{plot.y(estimate_us(result, s)):.1f}" for s in samples)
@@ -241,14 +251,42 @@ def answer_cell(result: dict) -> str:
     return f'<td class="{css}">{escape(result["answer"])}</td>'
 
 
+def is_lossy(result: dict) -> bool:
+    return result.get("lossy", False)
+
+
+def error_text(result: dict) -> str:
+    """Error of the mean; what exact codecs round is not called one."""
+    return f"{result['nmse']:.2g}" if is_lossy(result) else "-"
+
+
+def error_plot(results: list[dict], palette: Palette) -> str:
+    """Error against bytes; codecs that lose nothing stand on a line of their own below the axis."""
+    errors = [r["nmse"] for r in results if is_lossy(r) and r["nmse"] > 0]
+    if not errors:
+        return ""
+    plot = LogPlot(decade_range([r["wire_bytes"] for r in results]), decade_range(errors))
+    plot.x_title, plot.x_text, plot.y_text = "MB on the wire, one worker and step", lambda v: f"{v / 1e6:g}", "{:g}".format
+    none = plot.height - 24
+    parts = [plot.axes(), text_element(plot.left - 8, none + 4, "none", "end", "soft")]
+    for r in results:
+        x = plot.x(max(r["wire_bytes"], 1))
+        y = plot.y(r["nmse"]) if is_lossy(r) and r["nmse"] > 0 else none
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="{palette[r["codec"]]}">'
+                     f'<title>{escape(r["codec"])}: {byte_text(r["wire_bytes"])}, {escape(r["answer"])}</title></circle>')
+    return ('<div class="panel wide"><h3>Error against bytes: squared error of the mean / mean squared norm of the gradients</h3>'
+            f'<svg viewBox="0 0 {plot.width} {plot.height}" role="img" aria-label="error against bytes on the wire">'
+            f'{"".join(parts)}</svg>{legend(results, palette)}</div>')
+
+
 def result_table(results: list[dict], dense: dict | None) -> str:
-    heads = ["codec", "ran", "answer", "on the wire", "ratio", "step", "x dense", "codec time"]
+    heads = ["codec", "ran", "answer", "error", "on the wire", "ratio", "step", "x dense", "codec time"]
     heads += [f"est. {e['gbit_per_s']:g}G" for e in results[0]["estimates"]] + ["faster than dense"]
     left = {"codec", "ran", "answer", "faster than dense"}
     head = "".join(f'<th{" class=text" if h in left else ""}>{escape(h)}</th>' for h in heads)
     rows = []
     for r in results:
-        cells = [byte_text(r["wire_bytes"]), f"{number(r['ratio'])}x", time_text(r["time_us"]),
+        cells = [error_text(r), byte_text(r["wire_bytes"]), f"{number(r['ratio'])}x", time_text(r["time_us"]),
                  f"{r['times_dense']:.2f}x" if dense else "-", time_text(r["codec_us"]) if r["codec_us"] else "-"]
         cells += [time_text(e["step_us"]) for e in r["estimates"]]
         rows.append(f'<tr><td class="text">{escape(r["codec"])}</td><td class="text wrap">{escape(r["modes"])}</td>'
@@ -290,7 +328,7 @@ def model_section(model: dict, palette: Palette) -> str:
             f'{link_plot(results, palette)}{legend(results, palette)}<p class="soft">{escape(fastest_sentence(results))} '
             'An estimate from measured codec time and bytes: no latency, no overlap with computation, no '
             'congestion. Dense counts its bytes only, as an engine would reduce it in place.</p></div>'
-            f'{bucket_table(results)}</div>')
+            f'{error_plot(results, palette)}{bucket_table(results)}</div>')
 
 
 def machine_section(document: dict) -> str:
@@ -314,7 +352,8 @@ def verdict(document: dict) -> str:
         return f'<p class="bad">{wrong:,} elements were wrong.</p>'
     return ("<p>Every element of every step on every worker was checked against a double-precision sum: none was wrong. "
             "<em>exact</em>: the true sum, rounded once. <em>= dense</em>: bit for bit what a dense all-reduce gave. "
-            "<em>as dense</em>: within what adding floats one by one may round. <em>est. 1G, 10G, 100G</em>: estimated time of a "
+            "<em>as dense</em>: within what adding floats one by one may round. <em>nmse</em>: a lossy codec, within its error and the "
+            "same on all workers; squared error of the mean / mean squared norm of the workers' gradients. <em>est. 1G, 10G, 100G</em>: estimated time of a "
             "step on such a link in Gbit/s. <em>faster than dense</em>: the link speeds for which that estimate beats dense's.</p>")
 
 

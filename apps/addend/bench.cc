@@ -132,7 +132,7 @@ int run_bench(BenchCommand& command) {
   if (options.quick) options.count = kQuickCount;
   if (command.count != 0) options.count = command.count;
   BenchResults results;
-  for (auto part : {bench_codecs, bench_folds, bench_memory}) {
+  for (auto part : {bench_codecs, bench_quant, bench_folds, bench_memory}) {
     Status status = part(options, results);
     if (!status) return fail(status.error());
   }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "addend/codec.h"
 #include "addend/result.h"
 
 namespace addend::cli {
@@ -38,7 +39,7 @@ struct CodecLine {
   double ratio = 0;
 };
 
-/// One plane operation against memcpy, both in bytes read per second.
+/// Folds against memcpy, both in bytes read per second.
 struct FoldLine {
   std::string op;
   double memcpy_gb_per_s = 0;
@@ -67,6 +68,7 @@ struct BenchResults {
 /// wrong.
 Status bench_codecs(const BenchOptions& options, BenchResults& results);
 Status bench_folds(const BenchOptions& options, BenchResults& results);
+Status bench_quant(const BenchOptions& options, BenchResults& results);
 Status bench_memory(const BenchOptions& options, BenchResults& results);
 
 /// Microseconds a subject spent in its (up to two) parts.
@@ -94,5 +96,8 @@ struct Copy {
 /// Runs memcpy and the subject in turn, `repeats` times.
 Result<RaceResult> race(const Copy& copy, uint32_t repeats,
                         const std::function<Result<Laps>()>& subject);
+
+/// What a race of encoding and decoding says; names are the caller's to fill in.
+CodecLine codec_line(const Report& report, const RaceResult& result);
 
 }  // namespace addend::cli

@@ -122,20 +122,9 @@ class Bench {
     auto result = race({gradient_.data(), copy_.data(), gradient_.bytes()}, options_.repeats,
                        [&] { return step(codec, gradient_.data(), subject.encode_rounds); });
     if (!result) return result.error();
-    const Report& report = codec.report();
-    const double bytes = static_cast<double>(gradient_.bytes());
-    CodecLine line;
+    CodecLine line = codec_line(codec.report(), *result);
     line.subject = subject.name;
     line.codec = subject.codec;
-    line.mode = report.mode;
-    line.memcpy_gb_per_s = bytes / result->memcpy_us * 1e-3;
-    line.encode_gb_per_s = bytes / result->subject.first_us * 1e-3;
-    line.decode_gb_per_s = bytes / result->subject.second_us * 1e-3;
-    line.encode_x = result->first_x;
-    line.decode_x = result->second_x;
-    line.total_x = result->total_x;
-    line.wire_bytes = report.wire_bytes;
-    line.ratio = bytes / static_cast<double>(std::max<uint64_t>(report.wire_bytes, 1));
     return line;
   }
 

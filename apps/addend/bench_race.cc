@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cstring>
 
 #include "apps/addend/bench.h"
@@ -30,6 +31,21 @@ Result<RaceResult> race(const Copy& copy, uint32_t repeats,
   result.second_x = median(second_x);
   result.total_x = median(total_x);
   return result;
+}
+
+CodecLine codec_line(const Report& report, const RaceResult& result) {
+  const double bytes = static_cast<double>(report.dense_bytes);
+  CodecLine line;
+  line.mode = report.mode;
+  line.memcpy_gb_per_s = bytes / result.memcpy_us * 1e-3;
+  line.encode_gb_per_s = bytes / result.subject.first_us * 1e-3;
+  line.decode_gb_per_s = bytes / result.subject.second_us * 1e-3;
+  line.encode_x = result.first_x;
+  line.decode_x = result.second_x;
+  line.total_x = result.total_x;
+  line.wire_bytes = report.wire_bytes;
+  line.ratio = bytes / static_cast<double>(std::max<uint64_t>(report.wire_bytes, 1));
+  return line;
 }
 
 }  // namespace addend::cli

@@ -1,7 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "apps/addend/codecs.h"
 
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+
 namespace addend::cli {
+
+namespace {
+
+/// The option's value, or `fallback` if it is not given.
+std::string option(const CodecSpec& spec, std::string_view key, const char* fallback) {
+  for (const auto& [name, value] : spec.options) {
+    if (name == key) return value;
+  }
+  return fallback;
+}
+
+/// REQUIRES: the codec was created from `spec`, so that numbers are numbers.
+double number(const CodecSpec& spec, std::string_view key, const char* fallback) {
+  return std::strtod(option(spec, key, fallback).c_str(), nullptr);
+}
+
+/// Rotated elements are like normal ones, and levels reach at most four deviations to either side:
+/// gaps of 8 / (2^bits - 1) deviations on average, where unbiased rounding adds at most (gap / 2)^2
+/// to the variance. Averaging over workers only helps. Twice that leaves room for uneven gaps and
+/// for what is clipped.
+double most_nmse(const CodecSpec& spec) {
+  const bool chosen = option(spec, "bits", "4") == "auto";
+  const double bits = chosen ? std::floor(number(spec, "budget", "4")) : number(spec, "bits", "4");
+  double most = 2 * std::pow(4 / (std::exp2(bits) - 1), 2);
+  // The difference of two residuals.
+  if (option(spec, "feedback", "none") != "none") most *= 4;
+  // The user's own clipping may lose everything, but not more.
+  if (!option(spec, "clipped", "").empty()) most += 1;
+  return most;
+}
+
+/// Without rotation a few large elements may dwarf the rest, so only the range bounds the error:
+/// that of the largest magnitude, which error feedback makes up to three times as large.
+double most_range(const CodecSpec& spec) {
+  return option(spec, "feedback", "none") == "none" ? 2 : 4;
+}
+
+}  // namespace
 
 std::vector<std::string> sensible_codecs() {
   std::vector<std::string> codecs{"dense"};
@@ -13,6 +55,7 @@ std::vector<std::string> sensible_codecs() {
         codecs.push_back(name + ":" + options);
       }
     }
+    if (name == "quant") codecs.push_back(name + ":carrier=indices");
   }
   return codecs;
 }
@@ -20,7 +63,7 @@ std::vector<std::string> sensible_codecs() {
 CLI::Option* add_codec_option(CLI::App& command, std::vector<std::string>& codecs) {
   return command
       .add_option("-c,--codec", codecs,
-                  "codec and options, e.g. exact:mode=sketch,values=reproducible (repeatable)")
+                  "codec and options, e.g. exact:mode=sketch or quant:bits=4 (repeatable)")
       ->type_name("SPEC")
       ->allow_extra_args(false)
       ->capture_default_str();
@@ -36,6 +79,18 @@ Result<std::vector<CodecSpec>> parse_codecs(const std::vector<std::string>& code
     specs.push_back(*std::move(spec));
   }
   return specs;
+}
+
+workload::Tolerance tolerance(const CodecSpec& spec) {
+  workload::Tolerance tolerance;
+  if (spec.name != "quant") return tolerance;
+  tolerance.lossy = true;
+  tolerance.nmse = most_nmse(spec);
+  if (option(spec, "rotate", "block") == "none") tolerance.range = most_range(spec);
+  const bool whole = option(spec, "block", "2048") == "whole";
+  tolerance.block = whole ? std::numeric_limits<uint32_t>::max()
+                          : static_cast<uint64_t>(number(spec, "block", "2048"));
+  return tolerance;
 }
 
 CLI::Option* add_dtype_option(CLI::App& command, std::string& dtype) {

@@ -9,6 +9,7 @@
 
 #include "addend/codec.h"
 #include "addend/result.h"
+#include "apps/workload/check.h"
 
 namespace addend::cli {
 
@@ -22,6 +23,9 @@ CLI::Option* add_codec_option(CLI::App& command, std::vector<std::string>& codec
 /// error is found before work starts.
 Result<std::vector<CodecSpec>> parse_codecs(const std::vector<std::string>& codecs,
                                             const Layout& layout);
+
+/// What the codec may do to a sum; everything that is not quant must give what adding floats gives.
+workload::Tolerance tolerance(const CodecSpec& spec);
 
 /// Adds --dtype and parses its value.
 CLI::Option* add_dtype_option(CLI::App& command, std::string& dtype);

@@ -130,7 +130,7 @@ int run_demo(DemoCommand& command) {
       auto outcome = run_model(model, *specs, command, progress);
       if (!outcome) return fail(outcome.error());
       for (const DemoOutcome& codec : outcome->codecs)
-        wrong += codec.check.wrong;
+        wrong += codec.wrong;
       rows.push_back(model_json(*outcome));
       if (command.json) continue;
       progress.clear();

@@ -29,7 +29,8 @@ bool same_as_dense(const DemoOutcome& outcome, const DemoOutcome* dense) {
 }
 
 std::string answer(const DemoOutcome& outcome, const DemoOutcome* dense) {
-  if (outcome.check.wrong > 0) return fmt::format("{} WRONG", outcome.check.wrong);
+  if (outcome.wrong > 0) return fmt::format("{} WRONG", outcome.wrong);
+  if (outcome.lossy) return "nmse " + format_error(outcome.check.nmse());
   if (outcome.check.rounded_once()) return "exact";
   return same_as_dense(outcome, dense) ? "= dense" : "as dense";
 }
@@ -105,9 +106,11 @@ nlohmann::json codec_json(const DemoOutcome& outcome, const DemoOutcome* dense) 
       {"decode_us", outcome.phases.decode_us},
       {"codec_us", outcome.codec_us()},
       {"answer", answer(outcome, dense)},
-      {"wrong", outcome.check.wrong},
+      {"lossy", outcome.lossy},
+      {"wrong", outcome.wrong},
       {"max_abs_error", outcome.check.max_abs_error},
       {"relative_l2_error", outcome.check.relative_l2()},
+      {"nmse", outcome.check.nmse()},
       {"bit_identical_to_dense", same_as_dense(outcome, dense)},
       {"replicas_identical", outcome.replicas_identical},
       {"estimates", std::move(estimates)},
@@ -150,7 +153,8 @@ std::string legend() {
          "x dense     dense's time / this time, in the same run\n"
          "answer      checked in every step on every worker. exact: the true sum, rounded once;\n"
          "            = dense: bit for bit what dense all-reduce gave; as dense: within what\n"
-         "            adding floats one by one may round\n"
+         "            adding floats one by one may round; nmse: lossy, the same on all workers,\n"
+         "            squared error of the mean / mean squared norm of the workers' gradients\n"
          "est. 1G ..  ESTIMATE of a step on a link of 1, 10, 100 Gbit/s: codec time of one worker\n"
          "            + wire bytes / bandwidth (no latency, no overlap; dense: its bytes only)\n";
 }

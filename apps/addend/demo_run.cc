@@ -5,6 +5,8 @@
 #include <cstring>
 #include <utility>
 
+#include "apps/addend/codecs.h"
+
 namespace addend::cli {
 
 namespace {
@@ -156,7 +158,9 @@ Status ModelRun::time_phases(Reducer& reducer, Worker& worker, PhaseTimes& phase
 
 DemoOutcome ModelRun::join(const CodecSpec& spec, const std::vector<WorkerOutcome>& workers) const {
   DemoOutcome outcome;
+  const workload::Tolerance allowed = tolerance(spec);
   outcome.codec = spec.to_string();
+  outcome.lossy = allowed.lossy;
   outcome.step_us = workers.front().step_us;
   outcome.step_wire_bytes = workers.front().step_wire_bytes;
   outcome.digests = workers.front().digests;
@@ -164,12 +168,17 @@ DemoOutcome ModelRun::join(const CodecSpec& spec, const std::vector<WorkerOutcom
     for (std::size_t i = 0; i < worker.step_us.size(); ++i) {
       outcome.step_us[i] = std::max(outcome.step_us[i], worker.step_us[i]);
     }
-    for (const workload::SumCheck& bucket : worker.checks)
+    for (const workload::SumCheck& bucket : worker.checks) {
       outcome.check.merge(bucket);
+      outcome.wrong += bucket.wrong_within(allowed);
+    }
     outcome.phases.encode_us = std::max(outcome.phases.encode_us, worker.phases.encode_us);
     outcome.phases.reduce_us = std::max(outcome.phases.reduce_us, worker.phases.reduce_us);
     outcome.phases.decode_us = std::max(outcome.phases.decode_us, worker.phases.decode_us);
-    if (worker.digests != outcome.digests) outcome.replicas_identical = false;
+    if (worker.digests != outcome.digests) {
+      outcome.replicas_identical = false;
+      if (allowed.lossy) outcome.wrong += model_.count();
+    }
   }
   for (std::size_t i = 0; i < model_.buckets.size(); ++i) {
     const Report& report = workers.front().reports[i];

@@ -44,6 +44,8 @@ struct DemoOutcome {
   std::vector<uint64_t> step_wire_bytes;  ///< one worker's, all buckets
   PhaseTimes phases;               ///< all buckets one after the other; of the slowest worker
   workload::SumCheck check;        ///< all workers, steps and buckets
+  bool lossy = false;              ///< judged by the codec's error instead of exactness
+  uint64_t wrong = 0;              ///< elements, over all workers, steps and buckets
   std::vector<uint64_t> digests;   ///< of worker 0's result, one a step
   bool replicas_identical = true;  ///< every worker got the same bits in every step
 

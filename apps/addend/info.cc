@@ -74,7 +74,9 @@ Json to_json(const Info& info) {
             {"top", plan.top},
             {"non_finite", plan.non_finite},
             {"hashes", plan.hashes},
-            {"sketch_lanes", plan.sketch_lanes}}},
+            {"sketch_lanes", plan.sketch_lanes},
+            {"chunks", plan.chunks},
+            {"table_rows", plan.table_rows}}},
           {"planes", planes},
           {"union_nonzeros", info.nonzeros},
           {"file_bytes", info.file_bytes},
@@ -84,7 +86,7 @@ Json to_json(const Info& info) {
 
 std::string room_text(const Info& info) {
   const SnapshotPlan& plan = info.file.plan;
-  if (plan.capacity == 0) return fmt::format("{} elements, all of them stored", plan.count);
+  if (plan.dense) return fmt::format("{} elements, all of them stored", plan.count);
   return fmt::format("{} of {} that the plan has room for{}", info.nonzeros, plan.capacity,
                      info.nonzeros > plan.capacity ? " (OUTGROWN)" : "");
 }

@@ -39,12 +39,18 @@ constexpr const char* kFooter =
     "them);\n"
     "wire = bytes one worker hands to the reducer; x dense = dense's time / this time in the same "
     "run;\n"
-    "#wrong = elements farther from a double-precision sum than dense float addition may be.\n"
+    "nmse = squared error of the mean / mean squared norm of the workers' gradients;\n"
+    "#wrong = elements farther from a double-precision sum than dense float addition may be. For\n"
+    "lossy codecs (quant): NaN or infinities where they do not belong, and everything if the nmse\n"
+    "is above 2 (4 / (2^bits - 1))^2 (without rotation: if an element is off by more than twice "
+    "the\n"
+    "range) or if ranks got different answers.\n"
     "Sizes take K, M, G (powers of 1024). Exit code 1 if any element is wrong.\n\n"
     "Examples:\n"
     "  addend perf -b 1M -e 256M -f 4 --density 0.01\n"
     "  addend perf -b 64M -e 64M --codec exact:mode=packed --codec exact:mode=sketch --overlap "
     "none\n"
+    "  addend perf --codec quant --codec quant:bits=2 --density 1 --workers 8\n"
     "  addend perf --rows 64 --density 0.05 --dtype bf16 --workers 8 --json\n"
     "  mpirun -n 4 addend perf --reducer mpi -b 16M -e 16M\n";
 
@@ -58,7 +64,7 @@ std::vector<Column> make_columns(const std::vector<std::string>& codecs) {
       {"union", Align::kRight, 7},          {"wire", Align::kRight, 11},
       {"time us", Align::kRight, 10},       {"algbw", Align::kRight, 6},
       {"busbw", Align::kRight, 6},          {"x dense", Align::kRight, 7},
-      {"#wrong", Align::kRight, 6},
+      {"nmse", Align::kRight, 7},           {"#wrong", Align::kRight, 6},
   };
 }
 
@@ -75,6 +81,7 @@ Row row_cells(const PerfRow& row) {
           fmt::format("{:.2f}", row.algbw),
           fmt::format("{:.2f}", row.busbw),
           fmt::format("{:.2f}", row.vs_dense),
+          format_error(row.nmse),
           std::to_string(row.wrong)};
 }
 
@@ -92,6 +99,7 @@ nlohmann::json row_json(const PerfRow& row) {
       {"algbw_gb_per_s", row.algbw},
       {"busbw_gb_per_s", row.busbw},
       {"times_dense", row.vs_dense},
+      {"nmse", row.nmse},
       {"wrong", row.wrong},
   };
 }

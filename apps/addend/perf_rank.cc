@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "apps/addend/codecs.h"
 #include "apps/addend/page_buffer.h"
 #include "apps/addend/worker.h"
 #include "apps/workload/check.h"
@@ -44,8 +45,10 @@ class SizeRun {
     (*worker)->close();
     ADDEND_TRY(reduce_max(reducer_, times));
     workload::SumCheck check = check_result();
-    std::array<int64_t, 1> wrong{static_cast<int64_t>(check.wrong)};
-    ADDEND_TRY(reduce_sum(reducer_, wrong));
+    auto wrong = count_wrong(check, tolerance(spec));
+    if (!wrong) return wrong.error();
+    std::array<float, 1> nmse{static_cast<float>(check.nmse())};
+    ADDEND_TRY(reduce_max(reducer_, nmse));
 
     const Report& report = (*worker)->codec(0).report();
     PerfRow row = make_row(median({times.begin(), times.end()}));
@@ -57,7 +60,8 @@ class SizeRun {
     row.union_density = gradient_.count == 0 ? 0
                                              : static_cast<double>(check.union_nonzeros) /
                                                    static_cast<double>(gradient_.count);
-    row.wrong = static_cast<uint64_t>(wrong[0]);
+    row.nmse = static_cast<double>(nmse[0]);
+    row.wrong = *wrong;
     return row;
   }
 
@@ -104,6 +108,20 @@ class SizeRun {
       total.merge(workload::check_sum(gradient_.dtype, inputs, sum, count, first));
     }
     return total;
+  }
+
+  /// Over all ranks. A lossy codec that gives ranks different answers lets their models drift
+  /// apart: then nothing it gave is right.
+  Result<uint64_t> count_wrong(const workload::SumCheck& check,
+                               const workload::Tolerance& tolerance) {
+    auto equal =
+        all_equal(reducer_, workload::digest(gradient_.dtype, work_.data(), gradient_.count));
+    if (!equal) return equal.error();
+    uint64_t mine = check.wrong_within(tolerance);
+    if (tolerance.lossy && !*equal) mine = gradient_.count;
+    std::array<int64_t, 1> wrong{static_cast<int64_t>(mine)};
+    ADDEND_TRY(reduce_sum(reducer_, wrong));
+    return static_cast<uint64_t>(wrong[0]);
   }
 
   PerfRow make_row(double time_us) const {

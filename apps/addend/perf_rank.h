@@ -38,6 +38,7 @@ struct PerfRow {
   double algbw = 0;     ///< GB/s: dense bytes / time
   double busbw = 0;     ///< algbw * 2 (n - 1) / n
   double vs_dense = 0;  ///< dense's time / this time, in the same run
+  double nmse = 0;      ///< squared error of the mean / mean squared norm of the gradients
   uint64_t wrong = 0;   ///< over all ranks
 };
 

@@ -10,6 +10,12 @@ namespace addend::cli {
 
 namespace fs = std::filesystem;
 
+namespace {
+
+constexpr const char* kReplaced = ".replaced";
+
+}  // namespace
+
 Result<Staging> Staging::create(const std::string& output_directory) {
   std::error_code error;
   const bool made_output = fs::create_directories(output_directory, error);
@@ -40,16 +46,40 @@ Staging::~Staging() {
   if (made_output_) fs::remove(output_, ignored);
 }
 
+// A file that is replaced keeps a second name in the staging directory, so that its place is never
+// empty, and goes when that directory does. Where the file system has no second names, it moves.
+Status Staging::publish_one(const std::string& name) {
+  const fs::path target = output_ / name;
+  std::error_code error;
+  const fs::file_status status = fs::symlink_status(target, error);
+  if (fs::exists(status) && !fs::is_directory(status)) {
+    fs::create_hard_link(target, hidden_ / (name + kReplaced), error);
+    if (error) fs::rename(target, hidden_ / (name + kReplaced), error);
+  }
+  fs::rename(hidden_ / name, target, error);
+  if (!error) return {};
+  const std::string message = error.message();
+  take_back(name);
+  return make_error(Errc::kIo, target.string() + ": cannot move into place: " + message);
+}
+
+void Staging::take_back(const std::string& name) {
+  const fs::path target = output_ / name, replaced = hidden_ / (name + kReplaced);
+  std::error_code ignored;
+  if (fs::exists(fs::symlink_status(replaced, ignored))) {
+    fs::rename(replaced, target, ignored);
+  } else if (!fs::exists(hidden_ / name, ignored)) {
+    fs::remove(target, ignored);
+  }
+}
+
 Status Staging::publish(const std::vector<std::string>& names) {
   for (std::size_t i = 0; i < names.size(); ++i) {
-    std::error_code error;
-    fs::rename(hidden_ / names[i], output_ / names[i], error);
-    if (!error) continue;
-    std::error_code ignored;
-    for (std::size_t j = 0; j < i; ++j)
-      fs::remove(output_ / names[j], ignored);
-    return make_error(
-        Errc::kIo, (output_ / names[i]).string() + ": cannot move into place: " + error.message());
+    Status status = publish_one(names[i]);
+    if (status) continue;
+    for (std::size_t j = i; j-- > 0;)
+      take_back(names[j]);
+    return status;
   }
   return {};
 }

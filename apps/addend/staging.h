@@ -25,10 +25,13 @@ class Staging {
   std::string path(const std::string& name) const { return (hidden_ / name).string(); }
 
   /// Moves the named files into the output directory. If one cannot be moved, those before it are
-  /// taken away again.
+  /// taken away again, and the files they had replaced are back.
   Status publish(const std::vector<std::string>& names);
 
  private:
+  Status publish_one(const std::string& name);
+  void take_back(const std::string& name);
+
   Staging(std::filesystem::path output, std::filesystem::path hidden, bool made_output);
 
   std::filesystem::path output_;

@@ -63,6 +63,8 @@ std::string format_number(double value) {
   return fmt::format("{:.3g}", value);
 }
 
+std::string format_error(double value) { return fmt::format("{:.2g}", value); }
+
 std::string format_us(double microseconds) {
   if (microseconds >= 1e6) return format_number(microseconds / 1e6) + " s";
   if (microseconds >= 1e3) return format_number(microseconds / 1e3) + " ms";

@@ -30,6 +30,8 @@ std::string format_table(std::vector<Column> columns, const std::vector<Row>& ro
 std::string format_bytes(double bytes);
 /// Four significant digits at most, no exponent: "12.3", "0.0451", "1834".
 std::string format_number(double value);
+/// Two significant digits: "0.0015", "4.1e-16", "0".
+std::string format_error(double value);
 /// Microseconds as "12.3 us", "1.83 ms", "2.41 s".
 std::string format_us(double microseconds);
 /// "packed, dense".

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// addend unpack: the exact sum that a compressed gradient file holds, as a NumPy array.
+// addend unpack: the sum that a compressed gradient file holds, as a NumPy array.
 #include <memory>
 #include <string>
 #include <utility>
@@ -54,8 +54,11 @@ void add_unpack_command(CLI::App& app, Exit& exit) {
       ->type_name("FILE");
   command->add_flag("--force", options->force, "replace the output if it exists");
   command->footer(
-      "The result is exact: the true sum, rounded once to the gradients' type. If the sum holds "
-      "more\nnon-zeros than its plan has room for, the error says what capacity would do.\n\n"
+      "The result is exact: the true sum, rounded once to the gradients' type. (Files packed with\n"
+      "--codec dense hold floats that were rounded at every addition, and unpack gives those.) If "
+      "the\n"
+      "sum holds more non-zeros than its plan has room for, the error says what capacity would "
+      "do.\n\n"
       "Examples:\n"
       "  addend unpack sum.add -o sum.npy\n");
   command->callback([options, &exit] {

@@ -2,6 +2,7 @@
 #include "apps/addend/worker.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <thread>
 #include <utility>
@@ -72,6 +73,14 @@ Status reduce_sum(Reducer& reducer, std::span<int64_t> values) {
   return reduce_plane(reducer, Op::kSumI64, values.data(), values.size());
 }
 
+Result<bool> all_equal(Reducer& reducer, uint64_t value) {
+  const auto low = static_cast<uint32_t>(value), high = static_cast<uint32_t>(value >> 32);
+  // The largest value and the complement of the smallest.
+  std::array<uint32_t, 4> lanes{low, high, ~low, ~high};
+  ADDEND_TRY(reduce_plane(reducer, Op::kMaxU32, lanes.data(), lanes.size()));
+  return lanes[0] == ~lanes[2] && lanes[1] == ~lanes[3];
+}
+
 Result<PhaseTimes> all_reduce_by_hand(Codec& codec, Reducer& reducer, void* gradient) {
   PhaseTimes times;
   Round round;
@@ -96,7 +105,8 @@ Result<PhaseTimes> all_reduce_by_hand(Codec& codec, Reducer& reducer, void* grad
 Result<std::unique_ptr<Worker>> Worker::create(Reducer& reducer, const CodecSpec& spec,
                                                std::span<const Layout> layouts) {
   std::unique_ptr<Worker> worker(new Worker);
-  for (const Layout& layout : layouts) {
+  for (Layout layout : layouts) {
+    layout.worker = reducer.worker();
     auto codec = create_codec(spec, layout);
     if (!codec) return codec.error();
     worker->codecs_.push_back(*std::move(codec));
@@ -106,6 +116,7 @@ Result<std::unique_ptr<Worker>> Worker::create(Reducer& reducer, const CodecSpec
   Layout one;
   one.count = 1;
   one.world = reducer.world();
+  one.worker = reducer.worker();
   one.bucket = layouts.size() + 1;
   auto barrier = create_codec({"dense", {}}, one);
   if (!barrier) return barrier.error();

@@ -30,6 +30,8 @@ Status run_workers(uint32_t world, const std::function<Status(Reducer&)>& work);
 /// negative.
 Status reduce_max(Reducer& reducer, std::span<float> values);
 Status reduce_sum(Reducer& reducer, std::span<int64_t> values);
+/// Whether all workers gave the same value.
+Result<bool> all_equal(Reducer& reducer, uint64_t value);
 
 /// Time spent in one all-reduce. Encoding and decoding are CPU time of the calling thread, so that
 /// workers which share cores do not count each other's work; reducing is wall time and includes
@@ -46,7 +48,8 @@ Result<PhaseTimes> all_reduce_by_hand(Codec& codec, Reducer& reducer, void* grad
 /// One worker: a codec per bucket and the pipeline they travel through. Not thread-safe.
 class Worker {
  public:
-  /// `layouts` have one entry a bucket. The pipeline owns `reducer` until close().
+  /// `layouts` have one entry a bucket; their worker is the reducer's. The pipeline owns `reducer`
+  /// until close().
   static Result<std::unique_ptr<Worker>> create(Reducer& reducer, const CodecSpec& spec,
                                                 std::span<const Layout> layouts);
 

@@ -13,7 +13,7 @@ namespace addend::workload {
 
 namespace {
 
-constexpr uint64_t kBlock = 1024;
+constexpr uint64_t kBlock = 512;
 
 struct Precision {
   int digits;        ///< significant bits
@@ -21,6 +21,7 @@ struct Precision {
   double max_finite;
 
   double epsilon() const { return std::ldexp(1.0, 1 - digits); }
+  double least_step() const { return std::ldexp(1.0, min_exponent - digits + 1); }
 };
 
 Precision precision(DType dtype) {
@@ -39,6 +40,12 @@ Precision precision(DType dtype) {
 struct Reference {
   std::array<double, kBlock> sum{};
   std::array<double, kBlock> magnitude{};
+  std::array<double, kBlock> square{};
+
+  void clear() {
+    for (auto* values : {&sum, &magnitude, &square})
+      values->fill(0);
+  }
 
   template <typename Load>
   void add(uint64_t n, Load load) {
@@ -46,6 +53,7 @@ struct Reference {
       const double value = load(i);
       sum[i] += value;
       magnitude[i] += std::fabs(value);
+      square[i] += value * value;
     }
   }
 
@@ -79,6 +87,12 @@ class Judge {
     return std::fabs(value - sum) <= additions_ * precision_.epsilon() * magnitude;
   }
 
+  /// Far enough from the end of the type's range that neither additions nor a codec's error reach
+  /// it.
+  bool within_range(double magnitude) const { return magnitude < precision_.max_finite / 4; }
+
+  double least_step() const { return precision_.least_step(); }
+
   /// Half a unit in the last place, plus what the reference itself may be off by.
   bool rounded_once(double value, double sum, double magnitude) const {
     if (!std::isfinite(sum) || !std::isfinite(value) || value == sum) return true;
@@ -100,7 +114,15 @@ void judge_element(const Judge& judge, double value, double sum, double magnitud
   } else if (!judge.rounded_once(value, sum, magnitude)) {
     ++check.rounded_again;
   }
-  if (!std::isfinite(sum) || !std::isfinite(value)) return;
+  if (!std::isfinite(sum)) {
+    ++check.non_finite;
+    if (std::isfinite(value)) ++check.hidden;
+    return;
+  }
+  if (!std::isfinite(value)) {
+    if (judge.within_range(magnitude)) ++check.spread;
+    return;
+  }
   const double error = std::fabs(value - sum);
   check.max_abs_error = std::max(check.max_abs_error, error);
   check.error_square += error * error;
@@ -114,6 +136,25 @@ double SumCheck::relative_l2() const {
   return std::sqrt(error_square);
 }
 
+double SumCheck::nmse() const {
+  if (error_square == 0) return 0;
+  return error_square / (static_cast<double>(world) * input_square);
+}
+
+uint64_t SumCheck::wrong_within(const Tolerance& tolerance) const {
+  if (!tolerance.lossy) return wrong;
+  // What lies below the type's smallest step is nobody's fault.
+  const double workers = static_cast<double>(world);
+  const double floor = workers * least_step;
+  const bool near = tolerance.range > 0
+                        ? max_abs_error <= workers * tolerance.range * input_peak + floor
+                        : error_square <= tolerance.nmse * workers * input_square +
+                                              static_cast<double>(elements) * floor * floor;
+  if (!near) return std::max<uint64_t>(wrong, 1);
+  const uint64_t excused = non_finite * tolerance.block;
+  return hidden + (spread > excused ? spread : 0);
+}
+
 void SumCheck::merge(const SumCheck& other) {
   if (wrong == 0) first_wrong = other.first_wrong;
   elements += other.elements;
@@ -123,17 +164,26 @@ void SumCheck::merge(const SumCheck& other) {
   max_abs_error = std::max(max_abs_error, other.max_abs_error);
   error_square += other.error_square;
   reference_square += other.reference_square;
+  input_square += other.input_square;
+  input_peak = std::max(input_peak, other.input_peak);
+  non_finite += other.non_finite;
+  hidden += other.hidden;
+  spread += other.spread;
+  world = std::max(world, other.world);
+  least_step = std::max(least_step, other.least_step);
 }
 
 SumCheck check_sum(DType dtype, std::span<const void* const> inputs, const void* sum,
                    uint64_t count, uint64_t index_offset) {
   const Judge judge(dtype, inputs.size());
   SumCheck check;
+  check.world = inputs.size();
+  check.least_step = judge.least_step();
+  double largest_square = 0;
   Reference reference;
   for (uint64_t first = 0; first < count; first += kBlock) {
     const uint64_t n = std::min(kBlock, count - first);
-    reference.sum.fill(0);
-    reference.magnitude.fill(0);
+    reference.clear();
     for (const void* input : inputs)
       reference.add(dtype, input, first, n);
     for (uint64_t i = 0; i < n; ++i, ++check.elements) {
@@ -142,9 +192,14 @@ SumCheck check_sum(DType dtype, std::span<const void* const> inputs, const void*
       const bool zero = reference.magnitude[i] == 0;
       if (!zero) ++check.union_nonzeros;
       if (zero && value == 0) continue;
+      if (std::isfinite(reference.magnitude[i])) {
+        check.input_square += reference.square[i];
+        largest_square = std::max(largest_square, reference.square[i]);
+      }
       judge_element(judge, value, reference.sum[i], reference.magnitude[i], check);
     }
   }
+  check.input_peak = std::sqrt(largest_square);
   check.first_wrong += index_offset;
   return check;
 }

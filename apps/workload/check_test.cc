@@ -85,6 +85,36 @@ TEST(Check, MergeKeepsTheFirstWrongIndex) {
   EXPECT_EQ(total.elements, 3u);
 }
 
+TEST(Check, NmseIsOfTheMeanAgainstTheMeanSquaredNorm) {
+  // Mean (2, 2) is off by (0.5, 0); the inputs' squared norms are 10 and 10.
+  const SumCheck result = check({{1, 3}, {3, 1}}, {5, 4});
+  EXPECT_DOUBLE_EQ(result.nmse(), 0.25 / 10);
+  EXPECT_EQ(check({{0}, {0}}, {0}).nmse(), 0);
+  EXPECT_EQ(check({{1}, {2}}, {3}).nmse(), 0);
+}
+
+TEST(Check, LossyCodecsMayBeOffByTheirTolerance) {
+  const SumCheck result = check({{1, 3}, {3, 1}}, {5, 4});
+  EXPECT_EQ(result.wrong_within({}), 1u);
+  EXPECT_EQ(result.wrong_within({.lossy = true, .nmse = 0.03}), 0u);
+  EXPECT_EQ(result.wrong_within({.lossy = true, .nmse = 0.02}), 1u);
+  EXPECT_EQ(result.wrong_within({.lossy = true, .range = 0.16}), 0u);
+  EXPECT_EQ(result.wrong_within({.lossy = true, .range = 0.15}), 1u);
+}
+
+TEST(Check, SomethingFromNothingIsWrongForLossyCodecsToo) {
+  EXPECT_EQ(check({{0, 0}, {0, 0}}, {1, 1}).wrong_within({.lossy = true, .nmse = 1}), 2u);
+}
+
+TEST(Check, ANanMayTakeItsBlockWithItButNoMore) {
+  const Tolerance pairs{.lossy = true, .nmse = 0.1, .block = 2};
+  EXPECT_EQ(check({{kNan, 1, 1, 1}}, {kNan, kNan, 1, 1}).wrong_within(pairs), 0u);
+  EXPECT_EQ(check({{kInf, 1, 1, 1}}, {kNan, kNan, 1, 1}).wrong_within(pairs), 0u);
+  EXPECT_EQ(check({{kNan, 1, 1, 1}}, {kNan, kNan, kNan, kNan}).wrong_within(pairs), 3u);
+  EXPECT_EQ(check({{kNan, 1, 1, 1}}, {1, 1, 1, 1}).wrong_within(pairs), 1u);
+  EXPECT_EQ(check({{1, 1, 1, 1}}, {1, kNan, 1, 1}).wrong_within(pairs), 1u);
+}
+
 TEST(Check, DigestSeesEveryBitButNotTheSignOfZero) {
   const std::vector<float> base{1, 0, 3};
   const auto of = [](const std::vector<float>& x) {

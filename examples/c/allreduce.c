@@ -14,11 +14,12 @@ static void check(addend_status status, const char* what) {
   exit(1);
 }
 
-static addend_codec* make_codec(const char* spec) {
+static addend_codec* make_codec(const char* spec, int worker) {
   addend_layout layout;
   addend_layout_init(&layout, sizeof layout);
   layout.count = kCount;
   layout.world = kWorld;
+  layout.worker = (uint32_t)worker;
   addend_codec* codec = NULL;
   check(addend_codec_create(spec, &layout, &codec), "addend_codec_create");
   return codec;
@@ -51,7 +52,7 @@ typedef struct worker_arguments {
 
 static void* run_worker(void* opaque) {
   const worker_arguments* arguments = opaque;
-  addend_codec* codec = make_codec("exact");
+  addend_codec* codec = make_codec("exact", arguments->worker);
   float* gradient = make_gradient(arguments->worker);
   addend_pipeline* pipeline = NULL;
   uint64_t ticket = 0;
@@ -74,7 +75,8 @@ static void* run_worker(void* opaque) {
 
 /* The same with the caller as the network: any engine that can add could stand here. */
 static void fold_by_hand(void) {
-  addend_codec* codecs[kWorld] = {make_codec("exact:mode=packed"), make_codec("exact:mode=packed")};
+  addend_codec* codecs[kWorld] = {make_codec("exact:mode=packed", 0),
+                                  make_codec("exact:mode=packed", 1)};
   float* gradients[kWorld] = {make_gradient(0), make_gradient(1)};
   addend_round rounds[kWorld];
   for (int w = 0; w < kWorld; ++w)

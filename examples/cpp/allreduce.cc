@@ -21,6 +21,7 @@ int main() {
       addend::Layout layout;
       layout.count = gradient.size();
       layout.world = kWorld;
+      layout.worker = w;
       auto codec = addend::create_codec(*addend::CodecSpec::parse("exact"), layout);
       const auto reducer = (*group)->reducer(w);
       auto pipeline = addend::create_pipeline(*reducer);

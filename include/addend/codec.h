@@ -81,7 +81,7 @@ struct Report {
   uint64_t cells = 0;                  ///< sketch cells on the wire
   uint64_t stuck_keys = 0;             ///< keys that peeling left, fetched in an extra round
   uint64_t escaped_values = 0;  ///< values outside the planned range, carried wider or as floats
-  std::string_view mode = "dense";  ///< what the plan was: dense, packed, two-level, sketch
+  std::string_view mode = "dense";  ///< what the plan was: dense, packed, two-level, sketch, quant
   std::string_view fallback =
       "none";  ///< which rung of the ladder ran: none, fix-up, packed, dense, ...
 };
@@ -118,8 +118,9 @@ class Codec {
   /// only right with every worker in it.
   virtual Status exclude() = 0;
 
-  /// What a restarted worker needs to go on bit for bit, and back; between steps only. Empty for
-  /// codecs that keep nothing. A state of another plan is kMismatch and changes nothing.
+  /// What a restarted worker needs so that its results go on bit for bit, and back; between steps
+  /// only. Empty for codecs whose results do not depend on earlier steps. A state of another plan
+  /// or worker is kMismatch and changes nothing.
   virtual Result<std::vector<uint8_t>> save_state() const = 0;
   virtual Status load_state(std::span<const uint8_t> state) = 0;
 

@@ -2,6 +2,7 @@
 // The arithmetic of planes: everything an adder has to know. No codec stands behind it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "addend/plane.h"
@@ -19,6 +20,11 @@ void fold(Op op, void* acc, const void* in, uint64_t lanes) noexcept;
 /// the planner picks tables that cannot.
 void fold_table(Op op, void* acc, const uint8_t* indices, const void* table,
                 uint64_t lanes) noexcept;
+
+/// The same for `sources` workers' indices at once: the accumulator is read and written once
+/// instead of once a worker.
+void fold_tables(Op op, void* acc, const uint8_t* const* indices, std::size_t sources,
+                 const void* table, uint64_t lanes) noexcept;
 
 /// Folds plane `in` into plane `acc`; refuses planes of different operation or length, and table
 /// sums.

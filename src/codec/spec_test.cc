@@ -83,7 +83,7 @@ TEST(CodecSpec, RefusesAnOptionGivenTwice) {
 
 TEST(CreateCodec, MakesEveryCodecItNames) {
   const auto names = codec_names();
-  for (const char* name : {"dense", "exact"})
+  for (const char* name : {"dense", "exact", "quant"})
     EXPECT_EQ(std::count(names.begin(), names.end(), name), 1);
   for (const auto& name : names)
     EXPECT_EQ(make(name, 10)->layout().count, 10u);
@@ -133,7 +133,7 @@ TEST(CreateCodec, RefusesValuesThatAnOptionDoesNotTake) {
 }
 
 TEST(CreateCodec, RefusesLayoutsThatCannotBe) {
-  for (const char* name : {"dense", "exact"}) {
+  for (const char* name : {"dense", "exact", "quant"}) {
     Layout layout = layout_of(8);
     layout.world = 0;
     expect_refused(name, layout, Errc::kInvalidArgument, "world size 0");
@@ -161,7 +161,7 @@ TEST(CreateCodec, RefusesNetworksThatCannotBe) {
 TEST(CreateCodec, RefusesCudaByName) {
   Layout layout = layout_of(8);
   layout.execution.device = Execution::Device::kCuda;
-  for (const char* name : {"dense", "exact"})
+  for (const char* name : {"dense", "exact", "quant"})
     expect_refused(name, layout, Errc::kUnsupported, "CUDA");
 }
 
@@ -171,6 +171,7 @@ TEST(CodecOptionHelp, DescribesEveryOption) {
   const auto lines = codec_option_help("exact");
   ASSERT_EQ(lines.size(), 6u);
   EXPECT_EQ(lines[0].rfind("mode=auto|packed|two-level|sketch  ", 0), 0u) << lines[0];
+  EXPECT_EQ(codec_option_help("quant").size(), 11u);
 }
 
 class Steps : public testing::TestWithParam<const char*> {};

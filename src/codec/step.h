@@ -57,13 +57,17 @@ class SteppedCodec : public Codec {
 
   void cancel() final { state_ = State::kIdle; }
 
-  Status exclude() override {
-    return make_error(Errc::kUnsupported, "this codec's sum is only right with every worker in it");
+  Status exclude() final {
+    if (state_ != State::kDecode) return out_of_order("exclude");
+    return do_exclude();
   }
-  Result<std::vector<uint8_t>> save_state() const override { return std::vector<uint8_t>(); }
-  Status load_state(std::span<const uint8_t> state) override {
-    if (state.empty()) return {};
-    return make_error(Errc::kMismatch, "this codec keeps no state");
+  Result<std::vector<uint8_t>> save_state() const final {
+    if (state_ != State::kIdle) return out_of_order("save_state");
+    return do_save_state();
+  }
+  Status load_state(std::span<const uint8_t> state) final {
+    if (state_ != State::kIdle) return out_of_order("load_state");
+    return do_load_state(state);
   }
 
   const Report& report() const final { return report_; }
@@ -75,6 +79,15 @@ class SteppedCodec : public Codec {
   /// Must leave the gradient alone when it fails, and may change state that later plans depend on
   /// only when it succeeds.
   virtual Status do_finish(void* gradient) = 0;
+
+  virtual Status do_exclude() {
+    return make_error(Errc::kUnsupported, "this codec's sum is only right with every worker in it");
+  }
+  virtual Result<std::vector<uint8_t>> do_save_state() const { return std::vector<uint8_t>(); }
+  virtual Status do_load_state(std::span<const uint8_t> state) {
+    if (state.empty()) return {};
+    return make_error(Errc::kMismatch, "this codec keeps no state");
+  }
 
   /// The report of the step in progress.
   Report& draft() { return draft_; }

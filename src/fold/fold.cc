@@ -19,10 +19,16 @@ void fold(Op op, void* acc, const void* in, uint64_t lanes) noexcept {
 
 void fold_table(Op op, void* acc, const uint8_t* indices, const void* table,
                 uint64_t lanes) noexcept {
+  fold_tables(op, acc, &indices, 1, table, lanes);
+}
+
+void fold_tables(Op op, void* acc, const uint8_t* const* indices, std::size_t sources,
+                 const void* table, uint64_t lanes) noexcept {
   ADDEND_ASSERT(is_table_sum(op));
   if (lanes == 0) return;
-  if (scalar_forced()) return reference::fold_table(op, acc, indices, table, lanes);
-  simd::fold_table(op, acc, indices, table, lanes);
+  if (!scalar_forced()) return simd::fold_tables(op, acc, indices, sources, table, lanes);
+  for (std::size_t s = 0; s < sources; ++s)
+    reference::fold_table(op, acc, indices[s], table, lanes);
 }
 
 Status fold(Plane& acc, const Plane& in) {

@@ -118,6 +118,29 @@ TEST_P(FoldOnTarget, TableSumEqualsAddingLookedUpLevels) {
   }
 }
 
+TEST_P(FoldOnTarget, ManySourcesAtOnceEqualOneAfterTheOther) {
+  for (const uint64_t lanes : kLengths) {
+    for (const std::size_t sources : {0, 1, 3, 8}) {
+      for (const Op op : {Op::kTableSumU8, Op::kTableSumU16}) {
+        std::vector<std::vector<uint8_t>> indices;
+        std::vector<const uint8_t*> pointers;
+        for (std::size_t s = 0; s < sources; ++s)
+          indices.push_back(random_bytes(s + lanes, lanes / 2 + 1));
+        for (const auto& one : indices)
+          pointers.push_back(one.data());
+        const std::vector<uint8_t> table = random_bytes(5, 32);
+        std::vector<uint8_t> together = random_bytes(6, 2 * lanes + 8), one_by_one = together;
+        fold_tables(op, together.data(), pointers.data(), sources, table.data(), lanes);
+        for (const uint8_t* source : pointers) {
+          reference::fold_table(op, one_by_one.data(), source, table.data(), lanes);
+        }
+        ASSERT_EQ(together, one_by_one)
+            << op_name(op) << " lanes " << lanes << " sources " << sources;
+      }
+    }
+  }
+}
+
 TEST_P(FoldOnTarget, IntegerFoldsCommuteAndAssociate) {
   for (const Op op : {Op::kSumI32, Op::kSumI64, Op::kSumU8, Op::kSumU16, Op::kOrU64, Op::kMaxU32}) {
     const uint64_t lanes = 777, bytes = op_bytes(op, lanes);

@@ -127,22 +127,25 @@ HWY_INLINE hn::Vec<D8> unpack_nibbles(D8 d8, const uint8_t* packed) {
   return hn::BitCast(d8, hn::And(spread, hn::Set(d16, 0x0F0F)));
 }
 
-HWY_INLINE uint64_t table_u8(uint8_t* HWY_RESTRICT acc, const uint8_t* HWY_RESTRICT indices,
-                             const uint8_t* table, uint64_t lanes) {
+HWY_INLINE uint64_t table_u8(uint8_t* HWY_RESTRICT acc, const uint8_t* const* indices,
+                             std::size_t sources, const uint8_t* table, uint64_t lanes) {
   const hn::ScalableTag<uint8_t> d8;
   const uint64_t n = hn::Lanes(d8);
   const auto entries = hn::LoadDup128(d8, table);
   uint64_t i = 0;
   for (; i + n <= lanes; i += n) {
-    const auto values = hn::TableLookupBytes(entries, unpack_nibbles(d8, indices + i / 2));
-    hn::StoreU(hn::Add(hn::LoadU(d8, acc + i), values), d8, acc + i);
+    auto sum = hn::LoadU(d8, acc + i);
+    for (std::size_t s = 0; s < sources; ++s) {
+      sum = hn::Add(sum, hn::TableLookupBytes(entries, unpack_nibbles(d8, indices[s] + i / 2)));
+    }
+    hn::StoreU(sum, d8, acc + i);
   }
   return i;
 }
 
 // A u16 entry is looked up as two bytes, from a table of low and a table of high bytes.
-HWY_INLINE uint64_t table_u16(uint16_t* HWY_RESTRICT acc, const uint8_t* HWY_RESTRICT indices,
-                              const uint16_t* table, uint64_t lanes) {
+HWY_INLINE uint64_t table_u16(uint16_t* HWY_RESTRICT acc, const uint8_t* const* indices,
+                              std::size_t sources, const uint16_t* table, uint64_t lanes) {
   const hn::ScalableTag<uint16_t> d16;
   const hn::Repartition<uint8_t, decltype(d16)> d8;
   const hn::Rebind<uint8_t, decltype(d16)> dhalf;
@@ -157,28 +160,32 @@ HWY_INLINE uint64_t table_u16(uint16_t* HWY_RESTRICT acc, const uint8_t* HWY_RES
   const auto high_entries = hn::LoadDup128(d8, high);
   uint64_t i = 0;
   for (; i + n <= lanes; i += n) {
-    const auto index = hn::PromoteTo(d16, unpack_nibbles(dhalf, indices + i / 2));
-    const auto both = hn::BitCast(d8, hn::Or(index, hn::ShiftLeft<8>(index)));
-    const auto low_bytes = hn::BitCast(d16, hn::TableLookupBytes(low_entries, both));
-    const auto high_bytes = hn::BitCast(d16, hn::TableLookupBytes(high_entries, both));
-    const auto value =
-        hn::Or(hn::And(low_bytes, hn::Set(d16, 0x00FF)), hn::And(high_bytes, hn::Set(d16, 0xFF00)));
-    hn::StoreU(hn::Add(hn::LoadU(d16, acc + i), value), d16, acc + i);
+    auto sum = hn::LoadU(d16, acc + i);
+    for (std::size_t s = 0; s < sources; ++s) {
+      const auto index = hn::PromoteTo(d16, unpack_nibbles(dhalf, indices[s] + i / 2));
+      const auto both = hn::BitCast(d8, hn::Or(index, hn::ShiftLeft<8>(index)));
+      const auto low_bytes = hn::BitCast(d16, hn::TableLookupBytes(low_entries, both));
+      const auto high_bytes = hn::BitCast(d16, hn::TableLookupBytes(high_entries, both));
+      sum = hn::Add(sum, hn::Or(hn::And(low_bytes, hn::Set(d16, 0x00FF)),
+                                hn::And(high_bytes, hn::Set(d16, 0xFF00))));
+    }
+    hn::StoreU(sum, d16, acc + i);
   }
   return i;
 }
 
-void fold_table_kernel(Op op, void* acc, const uint8_t* indices, const void* table,
-                       uint64_t lanes) {
+void fold_tables_kernel(Op op, void* acc, const uint8_t* const* indices, std::size_t sources,
+                        const void* table, uint64_t lanes) {
+  const bool narrow = op == Op::kTableSumU8;
+  const uint64_t done = narrow ? table_u8(static_cast<uint8_t*>(acc), indices, sources,
+                                          static_cast<const uint8_t*>(table), lanes)
+                               : table_u16(static_cast<uint16_t*>(acc), indices, sources,
+                                           static_cast<const uint16_t*>(table), lanes);
   // The vector length is even, so the scalar tail starts on a whole byte of indices.
-  if (op == Op::kTableSumU8) {
-    auto* a = static_cast<uint8_t*>(acc);
-    const uint64_t done = table_u8(a, indices, static_cast<const uint8_t*>(table), lanes);
-    return reference::fold_table(op, a + done, indices + done / 2, table, lanes - done);
+  auto* tail = static_cast<uint8_t*>(acc) + done * (narrow ? 1 : 2);
+  for (std::size_t s = 0; s < sources; ++s) {
+    reference::fold_table(op, tail, indices[s] + done / 2, table, lanes - done);
   }
-  auto* a = static_cast<uint16_t*>(acc);
-  const uint64_t done = table_u16(a, indices, static_cast<const uint16_t*>(table), lanes);
-  reference::fold_table(op, a + done, indices + done / 2, table, lanes - done);
 }
 
 }  // namespace
@@ -188,7 +195,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace addend {
 HWY_EXPORT(fold_kernel);
-HWY_EXPORT(fold_table_kernel);
+HWY_EXPORT(fold_tables_kernel);
 }  // namespace addend
 
 namespace addend::simd {
@@ -197,9 +204,9 @@ void fold(Op op, void* acc, const void* in, uint64_t lanes) noexcept {
   HWY_DYNAMIC_DISPATCH(addend::fold_kernel)(op, acc, in, lanes);
 }
 
-void fold_table(Op op, void* acc, const uint8_t* indices, const void* table,
-                uint64_t lanes) noexcept {
-  HWY_DYNAMIC_DISPATCH(addend::fold_table_kernel)(op, acc, indices, table, lanes);
+void fold_tables(Op op, void* acc, const uint8_t* const* indices, std::size_t sources,
+                 const void* table, uint64_t lanes) noexcept {
+  HWY_DYNAMIC_DISPATCH(addend::fold_tables_kernel)(op, acc, indices, sources, table, lanes);
 }
 
 }  // namespace addend::simd

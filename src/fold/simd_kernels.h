@@ -2,6 +2,7 @@
 // The same operations on the best instruction set of the machine (Highway, run-time dispatch).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "addend/plane.h"
@@ -9,7 +10,7 @@
 namespace addend::simd {
 
 void fold(Op op, void* acc, const void* in, uint64_t lanes) noexcept;
-void fold_table(Op op, void* acc, const uint8_t* indices, const void* table,
-                uint64_t lanes) noexcept;
+void fold_tables(Op op, void* acc, const uint8_t* const* indices, std::size_t sources,
+                 const void* table, uint64_t lanes) noexcept;
 
 }  // namespace addend::simd

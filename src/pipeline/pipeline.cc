@@ -59,6 +59,11 @@ class ThreadedPipeline final : public Pipeline {
                         "the codec was made for " + std::to_string(codec.layout().world) +
                             " workers, the reducer has " + std::to_string(reducer_.world()));
     }
+    if (codec.layout().worker != reducer_.worker()) {
+      return make_error(Errc::kInvalidArgument,
+                        "the codec was made for worker " + std::to_string(codec.layout().worker) +
+                            ", the reducer is worker " + std::to_string(reducer_.worker()));
+    }
     changed_.wait(lock, [&] { return codecs_in_flight_.size() < options_.depth; });
     Bucket bucket;
     bucket.ticket = next_ticket_++;

@@ -17,8 +17,9 @@ using testing_support::far;
 using testing_support::spawn_workers;
 
 std::unique_ptr<Codec> make_codec(const std::string& spec, uint64_t count, uint32_t world,
-                                  uint64_t bucket) {
+                                  uint64_t bucket, uint32_t worker) {
   Layout layout;
+  layout.worker = worker;
   layout.count = count;
   layout.world = world;
   layout.bucket = bucket;
@@ -55,7 +56,7 @@ TEST(Pipeline, ManyBucketsInFlightOverManyStepsSumExactly) {
     ASSERT_TRUE(pipeline);
     std::vector<std::unique_ptr<Codec>> codecs;
     for (uint64_t b = 0; b < 10; ++b)
-      codecs.push_back(make_codec(specs[b % 5], b * 997, kWorld, b));
+      codecs.push_back(make_codec(specs[b % 5], b * 997, kWorld, b, w));
     for (int step = 0; step < 5; ++step) {
       std::vector<std::vector<float>> gradients;
       std::vector<Ticket> tickets;
@@ -98,11 +99,11 @@ std::vector<Status> run_one(uint32_t world, Make make,
 
 TEST(Pipeline, DifferentPlansAreANamedErrorOnEveryWorker) {
   const auto by_length =
-      run_one(3, [](uint32_t w) { return make_codec("exact", w == 1 ? 100 : 101, 3, 0); });
+      run_one(3, [](uint32_t w) { return make_codec("exact", w == 1 ? 100 : 101, 3, 0, w); });
   const auto by_spec =
-      run_one(3, [](uint32_t w) { return make_codec(w == 2 ? "dense" : "exact", 100, 3, 0); });
+      run_one(3, [](uint32_t w) { return make_codec(w == 2 ? "dense" : "exact", 100, 3, 0, w); });
   const auto by_bucket =
-      run_one(3, [](uint32_t w) { return make_codec("exact", 100, 3, w == 0 ? 7 : 8); });
+      run_one(3, [](uint32_t w) { return make_codec("exact", 100, 3, w == 0 ? 7 : 8, w); });
   for (const auto& statuses : {by_length, by_spec, by_bucket}) {
     for (const Status& status : statuses) {
       ASSERT_FALSE(status);
@@ -114,7 +115,7 @@ TEST(Pipeline, DifferentPlansAreANamedErrorOnEveryWorker) {
 
 TEST(Pipeline, AWorkerThatNeverComesEndsInATimeoutThatNamesIt) {
   const auto statuses = run_one(
-      3, [](uint32_t w) { return w == 0 ? nullptr : make_codec("exact", 100, 3, 0); },
+      3, [](uint32_t w) { return w == 0 ? nullptr : make_codec("exact", 100, 3, 0, w); },
       std::chrono::milliseconds(1));
   for (uint32_t w = 1; w < 3; ++w) {
     ASSERT_FALSE(statuses[w]);
@@ -130,7 +131,7 @@ TEST(Pipeline, AWorkerThatCannotEncodeFailsTheBucketOnAllAtOnce) {
   std::vector<Status> statuses(3);
   spawn_workers(3, {}, [&](uint32_t w, Reducer& reducer) {
     auto pipeline = create_pipeline(reducer);
-    const auto codec = make_codec("exact", 50, 3, 0);
+    const auto codec = make_codec("exact", 50, 3, 0, w);
     std::vector<float> gradient(50, 1.0f);
     const auto ticket = (*pipeline)->submit(*codec, w == 1 ? nullptr : gradient.data());
     ASSERT_TRUE(ticket);
@@ -145,7 +146,7 @@ TEST(Pipeline, AWorkerThatCannotEncodeFailsTheBucketOnAllAtOnce) {
 TEST(Pipeline, BucketsBehindAFailureFailWithItAndLaterOnesToo) {
   spawn_workers(2, {}, [&](uint32_t w, Reducer& reducer) {
     auto pipeline = create_pipeline(reducer);
-    const auto bad = make_codec("exact", 10 + w, 2, 0), good = make_codec("exact", 10, 2, 1);
+    const auto bad = make_codec("exact", 10 + w, 2, 0, w), good = make_codec("exact", 10, 2, 1, w);
     std::vector<float> a(11, 1.0f), b(10, 1.0f);
     const auto first = (*pipeline)->submit(*bad, a.data());
     const auto second = (*pipeline)->submit(*good, b.data());
@@ -160,11 +161,11 @@ TEST(Pipeline, BucketsBehindAFailureFailWithItAndLaterOnesToo) {
 TEST(Pipeline, RefusesACodecInFlightAWrongWorldAndAnUnknownTicket) {
   spawn_workers(1, {}, [&](uint32_t, Reducer& reducer) {
     auto pipeline = create_pipeline(reducer);
-    const auto codec = make_codec("exact", 10, 2, 0);
+    const auto codec = make_codec("exact", 10, 2, 0, 0);
     std::vector<float> gradient(10, 1.0f);
     EXPECT_EQ((*pipeline)->submit(*codec, gradient.data()).error().code, Errc::kInvalidArgument);
     EXPECT_EQ((*pipeline)->wait(99).error().code, Errc::kInvalidArgument);
-    const auto fits = make_codec("exact", 10, 1, 0);
+    const auto fits = make_codec("exact", 10, 1, 0, 0);
     const auto ticket = (*pipeline)->submit(*fits, gradient.data());
     ASSERT_TRUE((*pipeline)->wait(*ticket));
     EXPECT_EQ((*pipeline)->wait(*ticket).error().code, Errc::kInvalidArgument)
@@ -177,7 +178,7 @@ TEST(Pipeline, RefusesACodecInFlightAWrongWorldAndAnUnknownTicket) {
 TEST(Pipeline, ClosesWithBucketsInFlight) {
   spawn_workers(2, {}, [&](uint32_t w, Reducer& reducer) {
     std::vector<float> gradient(1000, static_cast<float>(w));
-    const auto codec = make_codec("exact", 1000, 2, 0);
+    const auto codec = make_codec("exact", 1000, 2, 0, w);
     auto pipeline = create_pipeline(reducer);
     ASSERT_TRUE((*pipeline)->submit(*codec, gradient.data()));
     pipeline->reset();

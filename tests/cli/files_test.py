@@ -357,6 +357,19 @@ class FilesTest(unittest.TestCase):
         self.refused("pack", "a.npy", "b.npy", "wide.npy", "--plan", "packed/a.add", "-o", "fresh", code="capacity")
         self.refused("pack", "b.npy", "a.npy", "nobody.npy", "--plan", "packed/a.add", "-o", "fresh", code="io")
 
+    def test_what_was_there_survives_a_failed_replacement(self):
+        self.pack_three()
+        (self.dir / "packed/c.add").unlink()
+        (self.dir / "packed/c.add/inside").mkdir(parents=True)
+        self.write("d.npy", sparse(F32, 600, 0.2, 9))
+        # d is new, a and b replace files, c cannot replace a directory.
+        self.refused("pack", "d.npy", "a.npy", "b.npy", "c.npy", "-o", "packed", "--force", code="io", words=["packed/c.add"])
+
+    def test_a_replacement_leaves_nothing_else_behind(self):
+        self.pack_three()
+        self.ok("pack", "a.npy", "b.npy", "-o", "packed", "--force", "--seed", "5")
+        self.assertEqual(sorted(path.name for path in (self.dir / "packed").iterdir()), ["a.add", "b.add", "c.add"])
+
     def test_nothing_is_overwritten_without_force(self):
         self.pack_three()
         self.refused("pack", "a.npy", "-o", "packed", code="invalid_argument", words=["packed/a.add", "--force"])
@@ -404,6 +417,15 @@ class FilesTest(unittest.TestCase):
         union = sum(1 for values in zip(*gradients) if any(values))
         self.assertEqual(entry["union_nonzeros"], union)
         self.assertGreaterEqual(entry["plan"]["capacity"], union)
+        self.assertGreater(entry["plan"]["chunks"], 0)
+        self.assertIn("table_rows", entry["plan"])
+
+    def test_info_tells_nothing_stored_from_everything_stored(self):
+        self.write("zero.npy", [0.0] * 600)
+        self.ok("pack", "zero.npy", "-o", "exact")
+        self.ok("pack", "zero.npy", "-o", "dense", "--codec", "dense")
+        self.assertNotIn("all of them stored", self.ok("info", "exact/zero.add"))
+        self.assertIn("all of them stored", self.ok("info", "dense/zero.add"))
 
     def test_info_goes_on_after_a_bad_file(self):
         self.pack_three()

@@ -13,7 +13,9 @@ import unittest
 from pathlib import Path
 
 ADDEND = sys.argv.pop(1) if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else "addend"
-CODECS = ["dense", "exact", "exact:mode=packed", "exact:mode=two-level", "exact:mode=sketch", "exact:values=reproducible"]
+EXACT = ["dense", "exact", "exact:mode=packed", "exact:mode=two-level", "exact:mode=sketch", "exact:values=reproducible"]
+LOSSY = ["quant", "quant:carrier=indices"]
+CODECS = EXACT + LOSSY
 
 
 def addend(*arguments, **environment) -> subprocess.CompletedProcess:
@@ -69,6 +71,8 @@ class PerfTest(AddendTest):
         found = self.good_json("perf", "-w", 1, "-n", 2, *codec_arguments(CODECS), *arguments)["results"]
         for row in found:
             self.assertEqual(row["wrong"], 0, row)
+            # Rounding floats adds at most 2^-9 a worker in bfloat16; 4 bits leave about 0.017 of a lone normal gradient.
+            self.assertLess(row["nmse"], 0.03 if row["codec"] in LOSSY else 2**-14, row)
         return found
 
     def test_every_codec_is_right_over_a_sweep(self):
@@ -99,22 +103,47 @@ class PerfTest(AddendTest):
         self.sweep("-b", 4, "-e", 16, "-f", 2, "--density", 1, "--workers", 1)
         self.sweep("-b", "64K", "-e", "64K", "--density", 0, "--workers", 2)
 
+    def quantised(self, *arguments, density=1) -> list:
+        found = self.good_json("perf", "-b", "1M", "-e", "1M", "-w", 1, "-n", 1, "--density", density, *arguments)["results"]
+        self.assertEqual([row["wrong"] for row in found], [0] * len(found), found)
+        return [row["nmse"] for row in found]
+
+    def test_more_bits_less_error(self):
+        errors = self.quantised(*codec_arguments(f"quant:bits={bits}" for bits in range(1, 9)))
+        for fewer, more in zip(errors, errors[1:]):
+            self.assertLess(more, fewer / 2)
+        self.assertLess(errors[3], 0.01)
+
+    def test_every_kind_of_quantiser_is_within_its_bound(self):
+        kinds = ["bits=auto,budget=3", "levels=uniform,rotate=none", "levels=published,rounding=independent", "feedback=float",
+                 "feedback=byte,bits=2", "block=64", "block=whole", "clipped=0.4", "rotate=none,feedback=float"]
+        codecs = codec_arguments(f"quant:{kind}" for kind in kinds)
+        for more in ((), ("--values", "lognormal", "--sigma", 2, "--dtype", "f16"), ("--dtype", "bf16", "--workers", 1)):
+            for density in (1, 0.001):
+                self.quantised(*codecs, *more, density=density)
+
+    def test_averaging_over_workers_averages_errors(self):
+        alone, = self.quantised("--codec", "quant", "--workers", 1)
+        eight, = self.quantised("--codec", "quant", "--workers", 8)
+        self.assertLess(eight, alone / 2)
+
     def test_same_seed_same_numbers(self):
         def run():
             rows = self.sweep("-b", "64K", "-e", "64K", "--seed", 9)
-            return [(r["union_density"], r["wire_bytes"], r["mode"]) for r in rows]
+            return [(r["union_density"], r["wire_bytes"], r["mode"], r["nmse"]) for r in rows]
         self.assertEqual(run(), run())
 
     def test_table_has_the_habitual_columns(self):
         done = addend("perf", "-b", "64K", "-e", "64K", "-n", 1, "--seed", 7)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("seed 7", done.stdout)
-        for column in ("size", "count", "codec", "mode", "union", "wire", "time us", "algbw", "busbw", "x dense", "#wrong"):
+        for column in ("size", "count", "codec", "mode", "union", "wire", "time us", "algbw", "busbw", "x dense", "nmse", "#wrong"):
             self.assertIn(column, done.stdout)
 
     def test_impossible_requests_are_named(self):
         self.assert_refused(addend("perf", "--codec", "nonsense"), "nonsense", 1)
         self.assert_refused(addend("perf", "--codec", "exact:mode=upside-down"), "upside-down", 1)
+        self.assert_refused(addend("perf", "--codec", "quant:bits=9"), "bits", 1)
         self.assert_refused(addend("perf", "-b", "2M", "-e", "1M"), "ends (-e) before it begins (-b)", 1)
         self.assert_refused(addend("perf", "--overlap", "none", "--density", 0.5), "overlap", 1)
 
@@ -143,7 +172,10 @@ class TryTest(AddendTest):
         self.assertAlmostEqual(found["union_density"], 3 / 97, places=3)
         for row in found["results"]:
             self.assertEqual(row["wrong"], 0)
-            self.assertEqual(row["answer"], "exact")  # disjoint: nothing is ever rounded
+            lossy = row["codec"] in LOSSY
+            self.assertEqual(row["answer"], "lossy" if lossy else "exact")  # disjoint: nothing is ever rounded
+            self.assertEqual(row["nmse"] > 0, lossy)
+            self.assertLess(row["nmse"], 0.03)
             self.assertEqual(sum(row["round_bytes"]), row["wire_bytes"])
         self.assertLess(found["results"][2]["wire_bytes"], 80000 / 4)
 
@@ -152,6 +184,7 @@ class TryTest(AddendTest):
         done = addend("try", *files, "--codec", "exact")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("bytes by round", done.stdout)
+        self.assertIn("nmse", done.stdout)
 
     def test_half_precision_and_non_finite_values(self):
         inf, nan = float("inf"), float("nan")
@@ -159,6 +192,15 @@ class TryTest(AddendTest):
                  write_npy(self.file("b.npy"), [2.5, -inf, 1, -0.0, 65504], descr="<f2")]
         for row in self.good_json("try", *files)["results"]:
             self.assertEqual(row["wrong"], 0, row)
+
+    def test_a_quantised_nan_takes_its_block_only(self):
+        values = [1.0] * 5000
+        files = [write_npy(self.file("a.npy"), values), write_npy(self.file("b.npy"), [float("nan"), *values[1:]])]
+        for row in self.good_json("try", *files, *codec_arguments(LOSSY))["results"]:
+            self.assertEqual(row["answer"], "lossy", row)
+            self.assertGreater(row["nmse"], 0)
+        done = addend("try", *files, "--codec", "quant:nonfinite=error")
+        self.assertEqual(done.returncode, 1)
 
     def test_mismatches_and_missing_files_are_named(self):
         first = write_npy(self.file("a.npy"), [1, 2, 3, 4])
@@ -188,12 +230,19 @@ class BenchTest(AddendTest):
         verdicts = {bar["name"]: bar["verdict"] for bar in found["bars"]}
         self.assertIn("PASS", verdicts.values())
         self.assertIn("not judged", verdicts.values())
-        self.assertEqual(len(found["folds"]), 11)
+        self.assertEqual(len([line for line in found["folds"] if not line["op"].startswith("quant")]), 11)
+        for name, verdict in verdicts.items():
+            if "NMSE" in name or "bits on the wire" in name:
+                self.assertEqual(verdict, "PASS", name)
+        for part in ("quant levels: encode", "quant levels: decode", "quant indices: bits", "quant table sum", "NMSE"):
+            self.assertTrue(any(part in name for name in verdicts), part)
 
     def test_only_selects_subjects(self):
         found = self.good_json("bench", "--quick", "--repeats", 1, "--only", "fold or")
         self.assertEqual([line["op"] for line in found["folds"]], ["or_u64"])
         self.assertEqual(found["codecs"], [])
+        found = self.good_json("bench", "--quick", "--repeats", 1, "--only", "quant")
+        self.assertEqual([line["codec"] for line in found["codecs"]], LOSSY)
 
 
 class DemoTest(AddendTest):
@@ -208,6 +257,10 @@ class DemoTest(AddendTest):
                 self.assertEqual(row["wrong"], 0)
                 self.assertEqual(len(row["step_us"]), 2)
                 self.assertTrue(row["replicas_identical"])
+                self.assertEqual(row["lossy"], row["codec"] in LOSSY)
+                if row["lossy"]:
+                    self.assertRegex(row["answer"], r"^nmse 0\.0\d+$")
+                    self.assertLess(row["nmse"], 0.03)
 
     def test_prints_tables_and_progress_and_writes_json(self):
         with tempfile.TemporaryDirectory() as folder:

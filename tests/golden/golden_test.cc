@@ -164,15 +164,41 @@ constexpr RoundsCase kRounds[] = {
     {"exact:mode=packed,values=reproducible,tolerance=0.001", DType::kF32, 130},
     {"exact:mode=two-level,values=reproducible,block=16", DType::kBf16, 160},
     {"exact:mode=sketch,density=0.2,values=reproducible", DType::kF32, 130},
+    {"quant", DType::kF32, 130},
+    {"quant:carrier=indices,block=64", DType::kBf16, 130},
+    {"quant:bits=auto,budget=5,block=64", DType::kF32, 200},  // lanes of u8 and of u16
+    {"quant:bits=2,block=64,feedback=float", DType::kF16, 100},
+    {"quant:levels=published,rotate=none,rounding=independent,block=64", DType::kF32, 100},
 };
 
-void print_plane(std::ostream& out, const char* who, const Plane& plane) {
+void print_bytes(std::ostream& out, const char* who, const Plane& plane, const void* data,
+                 uint64_t bytes) {
   constexpr char kHex[] = "0123456789abcdef";
   out << "    " << who << " " << op_name(plane.op) << " " << plane.lanes << " ";
-  const auto* bytes = static_cast<const uint8_t*>(plane.data);
-  for (uint64_t i = 0; i < op_bytes(plane.op, plane.lanes); ++i)
-    out << kHex[bytes[i] >> 4] << kHex[bytes[i] & 15];
+  for (uint64_t i = 0; i < bytes; ++i) {
+    const uint8_t byte = static_cast<const uint8_t*>(data)[i];
+    out << kHex[byte >> 4] << kHex[byte & 15];
+  }
   out << "\n";
+}
+
+void print_plane(std::ostream& out, const char* who, const Plane& plane) {
+  print_bytes(out, who, plane, plane.data, op_bytes(plane.op, plane.lanes));
+}
+
+// Adds b to a, prints the sum and hands it to both.
+void print_sum(std::ostream& out, Plane& a, Plane& b) {
+  const uint64_t bytes = op_sum_bytes(a.op, a.lanes);
+  if (!is_table_sum(a.op)) {
+    EXPECT_TRUE(fold(a, b));
+    std::memcpy(b.data, a.data, bytes);
+    return print_plane(out, "=", a);
+  }
+  std::memset(a.sums, 0, bytes);
+  for (const Plane* plane : {&a, &b})
+    fold_table(a.op, a.sums, static_cast<const uint8_t*>(plane->data), plane->table, a.lanes);
+  std::memcpy(b.sums, a.sums, bytes);
+  print_bytes(out, "=", a, a.sums, bytes);
 }
 
 // Two steps of two workers: every plane as it leaves each of them, and the sum that comes back.
@@ -184,6 +210,7 @@ std::string trace(const RoundsCase& c) {
   layout.world = 2;
   layout.seed = 20;
   auto a = create_codec(*CodecSpec::parse(c.spec), layout);
+  layout.worker = 1;
   auto b = create_codec(*CodecSpec::parse(c.spec), layout);
   out << c.spec << " " << dtype_name(c.dtype) << " " << c.count << "\n";
   for (uint64_t step = 0; step < 2; ++step) {
@@ -197,10 +224,7 @@ std::string trace(const RoundsCase& c) {
       for (std::size_t p = 0; p < round.size; ++p) {
         print_plane(out, "a", round.planes[p]);
         print_plane(out, "b", other.planes[p]);
-        EXPECT_TRUE(fold(round.planes[p], other.planes[p]));
-        print_plane(out, "=", round.planes[p]);
-        std::memcpy(other.planes[p].data, round.planes[p].data,
-                    op_bytes(round.planes[p].op, round.planes[p].lanes));
+        print_sum(out, round.planes[p], other.planes[p]);
       }
     }
     EXPECT_FALSE(*(*b)->next_round(other));

@@ -31,15 +31,6 @@ constexpr DType kTypes[] = {DType::kF32, DType::kBf16, DType::kF16};
 constexpr double kDensities[] = {0, 0.001, 0.01, 0.2, 1};
 constexpr Overlap kOverlaps[] = {Overlap::kNone, Overlap::kRandom, Overlap::kFull};
 
-Layout layout_of(const Scenario& s) {
-  Layout layout;
-  layout.dtype = s.dtype;
-  layout.count = s.count;
-  layout.world = s.world;
-  layout.seed = s.seed;
-  return layout;
-}
-
 std::string describe(const std::string& spec, const Scenario& s) {
   return spec + " " + dtype_name(s.dtype) + " world " + std::to_string(s.world) + " count " +
          std::to_string(s.count) + " density " + std::to_string(s.density) + " overlap " +

@@ -20,15 +20,6 @@ namespace {
 
 __extension__ typedef __float128 quad;
 
-Layout layout_of(const Scenario& s) {
-  Layout layout;
-  layout.dtype = s.dtype;
-  layout.count = s.count;
-  layout.world = s.world;
-  layout.seed = s.seed;
-  return layout;
-}
-
 std::vector<Bytes> normal_gradients(const Scenario& s, double sigma) {
   return make_gradients(s, [&](uint32_t w, uint64_t i) {
     return static_cast<float>(1e-2 * normal(s.seed + w, i) *
@@ -128,7 +119,7 @@ std::vector<uint64_t> hashes_after_all_reduce(const std::string& spec, const Sce
     threads.emplace_back([&, w] {
       const auto reducer = (*group)->reducer(w);
       auto pipeline = create_pipeline(*reducer);
-      auto codec = create_codec(*CodecSpec::parse(spec), layout_of(s));
+      auto codec = create_codec(*CodecSpec::parse(spec), layout_of(s, w));
       const auto ticket = (*pipeline)->submit(**codec, gradients[w].data());
       EXPECT_TRUE(ticket);
       const Status done = (*pipeline)->wait(*ticket);

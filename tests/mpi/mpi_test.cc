@@ -74,10 +74,7 @@ void check_codecs(Reducer& reducer) {
         "exact:values=reproducible", "exact:mode=sketch,values=reproducible"}) {
     for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
       Scenario s{dtype, 30011, reducer.world(), 0.03, Overlap::kRandom, 2};
-      Layout layout;
-      layout.dtype = dtype;
-      layout.count = s.count;
-      layout.world = s.world;
+      const Layout layout = layout_of(s, reducer.worker());
       auto codec = create_codec(*CodecSpec::parse(spec), layout);
       for (int step = 0; step < 2; ++step, ++s.seed) {
         const auto gradients =
@@ -103,10 +100,7 @@ void check_quant(Reducer& reducer) {
   auto pipeline = create_pipeline(reducer);
   std::vector<Reducer::Claim> hashes;
   Scenario s{DType::kF32, 30011, reducer.world(), 1, Overlap::kFull, 6};
-  Layout layout;
-  layout.count = s.count;
-  layout.world = s.world;
-  layout.worker = reducer.worker();
+  const Layout layout = layout_of(s, reducer.worker());
   for (const char* spec : {"quant", "quant:bits=auto", "quant:feedback=float,block=256"}) {
     auto codec = create_codec(*CodecSpec::parse(spec), layout);
     const auto gradients = make_gradients(
@@ -136,6 +130,7 @@ void check_mismatch(Reducer& reducer) {
   Layout layout;
   layout.count = reducer.worker() == 1 ? 999 : 1000;
   layout.world = reducer.world();
+  layout.worker = reducer.worker();
   auto codec = create_codec(*CodecSpec::parse("exact"), layout);
   std::vector<float> gradient(1000, 1.0f);
   const auto ticket = (*pipeline)->submit(**codec, gradient.data());

@@ -56,6 +56,17 @@ struct Scenario {
   uint64_t seed = 1;
 };
 
+/// The layout that a scenario's codecs are made for.
+inline Layout layout_of(const Scenario& s, uint32_t worker = 0) {
+  Layout layout;
+  layout.dtype = s.dtype;
+  layout.count = s.count;
+  layout.world = s.world;
+  layout.worker = worker;
+  layout.seed = s.seed;
+  return layout;
+}
+
 /// Whether element i of worker w is non-zero. kNone gives every element to one worker at the most.
 inline bool is_live(const Scenario& s, uint32_t w, uint64_t i) {
   switch (s.overlap) {

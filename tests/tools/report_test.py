@@ -33,11 +33,16 @@ def result(codec: str, wire_bytes: int, codec_us: float, wrong: int = 0) -> dict
         "ratio": 4e6 / wire_bytes, "time_us": 900.0, "step_us": [1000.0, 900.0], "times_dense": 1.1,
         "encode_us": codec_us / 2, "reduce_us": 50.0, "decode_us": codec_us / 2, "codec_us": codec_us,
         "answer": f"{wrong} WRONG" if wrong else "= dense", "wrong": wrong, "max_abs_error": 0.0, "relative_l2_error": 0.0,
-        "bit_identical_to_dense": True, "replicas_identical": True,
+        "bit_identical_to_dense": True, "replicas_identical": True, "lossy": False, "nmse": 1e-16,
         "estimates": [{"gbit_per_s": g, "step_us": codec_us + wire_bytes * 8e-3 / g} for g in (1, 10, 100)],
         "buckets": [{"name": "a<b>&table", "count": 1000, "union_density": 0.05, "mode": "packed", "fallback": "none",
                      "rounds": 2, "wire_bytes": wire_bytes, "dense_bytes": 4_000_000}],
     }
+
+
+def lossy(codec: str, wire_bytes: int, nmse: float) -> dict:
+    return {**result(codec, wire_bytes, 700.0), "answer": f"nmse {nmse:.2g}", "lossy": True, "nmse": nmse,
+            "bit_identical_to_dense": False}
 
 
 def document(**changes) -> dict:
@@ -125,6 +130,23 @@ class ReportTest(unittest.TestCase):
         page = report.render(bad)
         self.assertIn('class="bad">7 elements were wrong', page)
         self.assertIn('class="text bad">7 WRONG', page)
+
+    def test_lossy_codecs_show_their_error(self):
+        models = document()["models"]
+        models[0]["results"] += [lossy("quant", 1_000_000, 0.0015), lossy("quant:carrier=indices", 500_000, 0.0015)]
+        page = report.render(document(models=models))
+        text = " ".join(parse(page).text)
+        self.assertIn("nmse 0.0015", text)
+        self.assertIn("Error against bytes", text)
+        self.assertEqual(page.count("<circle"), 5)
+        self.assertEqual(page.count("<svg"), 2 * 4 + 1)
+        for cell in re.findall(r'c[xy]="([^"]+)"', page):
+            self.assertTrue(math.isfinite(float(cell)))
+
+    def test_error_plot_needs_an_error(self):
+        self.assertNotIn("Error against bytes", self.page)
+        perfect = {**document()["models"][0], "results": [lossy("quant", 12, 0.0)]}
+        self.assertEqual(report.error_plot(perfect["results"], report.Palette(document(models=[perfect]))), "")
 
     def test_one_codec_alone_is_enough(self):
         models = [{**document()["models"][0], "results": [result("exact", 400_000, 900.0)]}]

@@ -26,7 +26,7 @@ struct Quantiser {
 };
 
 /// Thresholds that a block cycles through.
-inline constexpr uint64_t kThresholds = 2048;
+inline constexpr uint64_t kThresholds = 1024;
 
 /// Tables of a Quantiser are padded to this many cells, so that a lookup may load whole vectors.
 inline constexpr uint32_t kTableCells = 256;
@@ -52,10 +52,12 @@ void rotate(const float* x, const uint64_t* signs, uint64_t n, float* y);
 /// set. x is used up.
 void unrotate(float* x, const uint64_t* signs, uint64_t n, float* y);
 
-/// Rounds every element to a level, up or down without bias. Writes the level's value, or its
-/// number in the table.
+/// Rounds every element to a level, up or down without bias. Writes the levels' values, one a byte.
 void quantise_levels(const Quantiser& quantiser, const float* x, uint64_t n, uint8_t* levels);
-void quantise_indices(const Quantiser& quantiser, const float* x, uint64_t n, uint8_t* indices);
+
+/// The same, but writes the levels' numbers in a table of at most 16, two a byte, the even element
+/// in the low nibble.
+void quantise_indices(const Quantiser& quantiser, const float* x, uint64_t n, uint8_t* packed);
 
 /// x[i] = sums[i] * factor + offset.
 void dequantise(const uint8_t* sums, uint64_t n, float factor, float offset, float* x);

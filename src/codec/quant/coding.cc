@@ -90,6 +90,7 @@ std::vector<uint8_t> allocate_widths(std::span<const float> norms,
   std::vector<Upgrade> upgrades;
   double spent = 0, total = 0;
   for (uint32_t b = 0; b < norms.size(); ++b) {
+    if (norms[b] == 0) continue;  // does not travel
     spent += static_cast<double>(elements[b]) * kWidths[0];
     total += elements[b];
     const double energy = static_cast<double>(norms[b]) * static_cast<double>(norms[b]);

@@ -36,7 +36,8 @@ inline constexpr std::array<uint32_t, 5> kWidths = {2, 3, 4, 5, 8};
 
 /// Gives every block one of kWidths (as a position in it) so that the expected squared error is
 /// least while the mean over `elements` stays within `budget` bits. A function of its arguments
-/// alone: all workers come to the same widths. Blocks of norm 0 get the least.
+/// alone: all workers come to the same widths. Blocks of norm 0 do not travel and count for
+/// nothing.
 std::vector<uint8_t> allocate_widths(std::span<const float> norms,
                                      std::span<const uint32_t> elements,
                                      std::span<const Coding> codings, double budget);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // block.h on the best instruction set. A block stays in a first-level cache, so the cost is
-// arithmetic: per vector of sixteen elements about 6 operations inside it and 1 per further stage
-// for the transform, and about 25 for rounding. Vectors narrower than sixteen lanes handle a row of
-// sixteen in several groups, each with its own part of the generators' state.
+// arithmetic: per vector of sixteen elements about 8 operations inside it and 1 per further stage
+// for the transform, and about 15 for rounding. Vectors narrower than sixteen lanes add up their
+// part of the sixteen running sums one after the other.
 #include "base/simd.h"
 #include "codec/quant/block.h"
 #include "codec/quant/reference.h"
@@ -26,9 +26,6 @@ using VI = hn::Vec<DI>;
 
 constexpr uint32_t kWidth = HWY_MAX_BYTES / 4 < kLanes ? HWY_MAX_BYTES / 4 : kLanes;
 constexpr uint32_t kGroups = kLanes / kWidth;
-// Stages of the transform that one pass may take: sixteen vectors fit the registers of AVX-512
-// only.
-constexpr uint32_t kMostStages = HWY_MAX_BYTES == 64 ? 4 : 3;
 
 float energy_kernel(const float* HWY_RESTRICT x, uint64_t n) {
   const DF d;
@@ -194,6 +191,21 @@ HWY_INLINE hn::Vec<D8> low_bytes(VI v) {
 #endif
 }
 
+// The low nibbles of neighbouring lanes, two a byte, the even lane low.
+HWY_INLINE void store_nibbles(VI v, uint8_t* to) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+  // Two 32-bit lanes are one 64-bit lane whose low byte collects both.
+  const __m512i nibbles = _mm512_and_si512(v.raw, _mm512_set1_epi32(15));
+  const __m512i pairs = _mm512_or_si512(nibbles, _mm512_srli_epi64(nibbles, 28));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm512_cvtepi64_epi8(pairs));
+#else
+  uint8_t bytes[kLanes];
+  hn::StoreU(low_bytes(v), D8(), bytes);
+  for (uint32_t j = 0; j < kWidth / 2; ++j)
+    to[j] = static_cast<uint8_t>(bytes[2 * j] | bytes[2 * j + 1] << 4);
+#endif
+}
+
 struct Constants {
   VF scale, middle, top;
 };
@@ -229,7 +241,7 @@ HWY_INLINE void quantise_with(const Quantiser& q, const float* HWY_RESTRICT x, u
   for (uint64_t i = 0; i < n; i += kWidth) {
     const VF threshold = hn::LoadU(d, q.thresholds + i % kThresholds);
     const VI level = round_to_level<kIndices>(tables, k, hn::LoadU(d, x + i), threshold);
-    hn::StoreU(low_bytes(level), D8(), out + i);
+    kIndices ? store_nibbles(level, out + i / 2) : hn::StoreU(low_bytes(level), D8(), out + i);
   }
 }
 

@@ -23,6 +23,9 @@ constexpr uint32_t kBroken = 0xFFFFFFFF;
 // Energies in this range were summed without overflow or loss; others are summed again in double.
 constexpr float kLeastEnergy = 0x1p-90f;
 constexpr float kMostEnergy = 0x1p100f;
+constexpr float kFarDown = 0x1p-64f;
+// Running sums in float lose small terms when they grow long.
+constexpr uint64_t kMostFloatSum = 16384;
 // Blocks with a norm outside 2^+-50 are scaled by a power of two before rotation, which sums up to
 // 2^14 elements.
 constexpr int kPlainExponent = 50;
@@ -103,6 +106,11 @@ uint64_t QuantCodec::base_fingerprint() const {
     print.add(coding.table.half_range);
   }
   return print.value();
+}
+
+// Residuals belong to one worker.
+uint64_t QuantCodec::state_fingerprint() const {
+  return Fingerprint().add(base_fingerprint()).add(uint64_t{layout().worker}).value();
 }
 
 uint64_t QuantCodec::fingerprint() const {
@@ -196,18 +204,16 @@ void QuantCodec::load_rotated(const Block& block, uint64_t b, float prescale) {
     rotated[i] += scratch[i] * prescale;
 }
 
-// Norm in double, for blocks whose energy leaves float's range; without rotation the largest
-// magnitude stands for it.
-float QuantCodec::slow_norm(const float* x, uint64_t n, bool* finite) const {
+// Norm in double, for blocks whose energy leaves float's range, or infinity where an element is not
+// finite; without rotation the largest magnitude stands for it.
+double QuantCodec::slow_norm(const float* x, uint64_t n) const {
   double energy = 0, largest = 0;
-  *finite = true;
   for (uint64_t i = 0; i < n; ++i) {
-    *finite = *finite && std::isfinite(x[i]);
+    if (!std::isfinite(x[i])) return std::numeric_limits<double>::infinity();
     energy += static_cast<double>(x[i]) * static_cast<double>(x[i]);
     largest = std::max(largest, std::fabs(static_cast<double>(x[i])));
   }
-  const double norm = rotates() ? std::sqrt(energy) : largest;
-  return static_cast<float>(std::min<double>(norm, std::numeric_limits<float>::max()));
+  return rotates() ? std::sqrt(energy) : largest;
 }
 
 // What this worker says about a block in round 0. Rotation keeps the norm, so without a residual
@@ -228,14 +234,18 @@ uint32_t QuantCodec::norm_lane(const Block& block, uint64_t b) {
     for (uint64_t i = 0; i < n; ++i)
       widened[i] = load_float(layout().dtype, gradient_, block.begin + i);
   }
-  const float energy = rotates() && n % kLanes == 0 ? quant::energy(x, n) : 0;
-  float norm = std::sqrt(energy);
-  if (!(energy > kLeastEnergy && energy < kMostEnergy)) {
-    bool finite = true;
-    norm = slow_norm(x, n, &finite);
-    if (!finite) return kBroken;
+  const float energy = rotates() && n % kLanes == 0 && n <= kMostFloatSum ? quant::energy(x, n) : 0;
+  double norm = static_cast<double>(std::sqrt(energy));
+  if (!(energy > kLeastEnergy && energy < kMostEnergy)) norm = slow_norm(x, n);
+  if (residual_.any() && !std::isfinite(norm)) {
+    // The rotation itself may have overflowed: once more, out of harm's way.
+    load_rotated(block, b, kFarDown);
+    norm = slow_norm(x, n) / static_cast<double>(kFarDown);
   }
-  return addend_f32_bits(static_cast<float>(static_cast<double>(norm) * unrotated));
+  norm *= unrotated;
+  // A norm that no float holds must not be cut to one that does: the block would come back smaller.
+  if (!(norm <= static_cast<double>(std::numeric_limits<float>::max()))) return kBroken;
+  return addend_f32_bits(static_cast<float>(norm));
 }
 
 void QuantCodec::open_norms(Round& round) {
@@ -306,17 +316,17 @@ Quantiser QuantCodec::quantiser(uint64_t b, const Part& part, float norm) const 
   return q;
 }
 
-// Levels (or indices) of a block into levels_.
-void QuantCodec::encode_block(uint64_t b) {
+// Writes the levels of a block, one a byte, or its indices, two a byte.
+void QuantCodec::encode_block(uint64_t b, uint8_t* out) {
   const Block at = block(b);
   const Part& part = parts_[b];
   const float prescale = prescale_of(part.norm);
   load_rotated(at, b, prescale);
   const Quantiser q = quantiser(b, part, part.norm * prescale);
   if (options_.carrier == Carrier::kIndices) {
-    quantise_indices(q, rotated_.as<float>(), at.size, levels_.as<uint8_t>());
+    quantise_indices(q, rotated_.as<float>(), at.size, out);
   } else {
-    quantise_levels(q, rotated_.as<float>(), at.size, levels_.as<uint8_t>());
+    quantise_levels(q, rotated_.as<float>(), at.size, out);
   }
 }
 
@@ -335,27 +345,28 @@ Status QuantCodec::encode(Round& round) {
                indices ? plane.sums.as<void>() : nullptr});
   }
   for (uint64_t b = 0; b < blocks(); ++b) {
-    const Part& part = parts_[b];
-    if (part.norm == 0) continue;
-    encode_block(b);
-    const uint64_t n = block(b).size;
-    const auto* levels = levels_.as<uint8_t>();
-    Buffer& data = planes_[static_cast<std::size_t>(codings_[part.coding].lane)].data;
-    if (indices) {
-      uint8_t* to = data.as<uint8_t>() + part.lane / 2;
-      for (uint64_t i = 0; i < n / 2; ++i)
-        to[i] = static_cast<uint8_t>(levels[2 * i] | levels[2 * i + 1] << 4);
-    } else if (codings_[part.coding].lane == Lane::kU8) {
-      std::memcpy(data.as<uint8_t>() + part.lane, levels, n);
-    } else if (codings_[part.coding].lane == Lane::kU16) {
-      std::copy_n(levels, n, data.as<uint16_t>() + part.lane);
-    } else {
-      std::copy_n(levels, n, data.as<uint32_t>() + part.lane);
-    }
+    if (parts_[b].norm != 0) fill_lanes(b);
   }
   contributors_ = 1;
   round.add({Op::kSumI32, 1, &contributors_, nullptr, nullptr});
   return {};
+}
+
+// Bytes and nibbles go straight to the plane; wider lanes are filled from bytes.
+void QuantCodec::fill_lanes(uint64_t b) {
+  const Part& part = parts_[b];
+  const Lane lane = codings_[part.coding].lane;
+  Buffer& data = planes_[static_cast<std::size_t>(lane)].data;
+  if (options_.carrier == Carrier::kIndices)
+    return encode_block(b, data.as<uint8_t>() + part.lane / 2);
+  if (lane == Lane::kU8) return encode_block(b, data.as<uint8_t>() + part.lane);
+  auto* levels = levels_.as<uint8_t>();
+  encode_block(b, levels);
+  if (lane == Lane::kU16) {
+    std::copy_n(levels, block(b).size, data.as<uint16_t>() + part.lane);
+  } else {
+    std::copy_n(levels, block(b).size, data.as<uint32_t>() + part.lane);
+  }
 }
 
 // The mean of the contributors stands for every worker, so a sum over fewer is an unbiased sum over
@@ -407,11 +418,16 @@ void QuantCodec::decode_block(uint64_t b, double contributors, void* gradient) {
 void QuantCodec::keep_residual(uint64_t b) {
   const Block at = block(b);
   const Part& part = parts_[b];
-  if (part.broken || part.norm == 0) return;
-  const float prescale = prescale_of(part.norm);
-  load_rotated(at, b, prescale);
+  if (part.broken) return;
   auto* rotated = rotated_.as<float>();
   auto* scratch = scratch_.as<float>();
+  if (part.norm == 0) {
+    // Gradient and residual cancelled on every worker: nothing is owed any more.
+    std::fill_n(scratch, at.size, 0.0f);
+    return residual_.store(b, at.offset, at.size, scratch);
+  }
+  const float prescale = prescale_of(part.norm);
+  load_rotated(at, b, prescale);
   if (excluded_) {
     std::fill_n(scratch, at.size, 0.0f);
   } else {
@@ -439,9 +455,9 @@ void QuantCodec::turn_residual() {
     const Block at = block(b);
     std::fill_n(rotated, at.size, 0.0f);
     residual_.add_to(b, at.offset, at.size, rotated);
-    unrotate(rotated, signs(b, epoch), at.size, scratch);
     for (uint64_t i = 0; i < at.size; ++i)
-      scratch[i] /= static_cast<float>(at.size);
+      rotated[i] /= static_cast<float>(at.size);
+    unrotate(rotated, signs(b, epoch), at.size, scratch);
     rotate(scratch, signs(b, epoch + 1), at.size, rotated);
     residual_.store(b, at.offset, at.size, rotated);
   }
@@ -461,29 +477,30 @@ Status QuantCodec::do_finish(void* gradient) {
   return {};
 }
 
-Status QuantCodec::exclude() {
+Status QuantCodec::do_exclude() {
   excluded_ = true;
   return {};
 }
 
-Result<std::vector<uint8_t>> QuantCodec::save_state() const {
-  const uint64_t header[] = {base_fingerprint(), step_};
+Result<std::vector<uint8_t>> QuantCodec::do_save_state() const {
+  const uint64_t header[] = {state_fingerprint(), step_};
   std::vector<uint8_t> state(sizeof(header) + residual_.state_bytes());
   std::memcpy(state.data(), header, sizeof(header));
   residual_.save(state.data() + sizeof(header));
   return state;
 }
 
-Status QuantCodec::load_state(std::span<const uint8_t> state) {
+Status QuantCodec::do_load_state(std::span<const uint8_t> state) {
   uint64_t header[2] = {};
   if (state.size() != sizeof(header) + residual_.state_bytes()) {
     return make_error(Errc::kMismatch,
                       "the saved state is not of a codec with this layout and feedback");
   }
   std::memcpy(header, state.data(), sizeof(header));
-  if (header[0] != base_fingerprint()) {
-    return make_error(Errc::kMismatch,
-                      "the saved state is of another plan: spec, layout and seed must be the same");
+  if (header[0] != state_fingerprint()) {
+    return make_error(
+        Errc::kMismatch,
+        "the saved state is of another plan or worker: spec, layout and seed must be the same");
   }
   step_ = header[1];
   residual_.load(state.data() + sizeof(header));

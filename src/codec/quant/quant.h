@@ -32,9 +32,6 @@ class QuantCodec final : public SteppedCodec {
 
   uint64_t fingerprint() const override;
   uint64_t memory_bytes() const override;
-  Status exclude() override;
-  Result<std::vector<uint8_t>> save_state() const override;
-  Status load_state(std::span<const uint8_t> state) override;
 
  private:
   // A contiguous part of the gradient with one scale.
@@ -65,24 +62,29 @@ class QuantCodec final : public SteppedCodec {
   Status do_begin(const void* gradient) override;
   Result<bool> do_round(Round& round) override;
   Status do_finish(void* gradient) override;
+  Status do_exclude() override;
+  Result<std::vector<uint8_t>> do_save_state() const override;
+  Status do_load_state(std::span<const uint8_t> state) override;
 
   uint64_t blocks() const;
   Block block(uint64_t b) const;
   bool rotates() const { return options_.rotation == Rotation::kBlock; }
   uint64_t sign_period() const;
   uint64_t base_fingerprint() const;
+  uint64_t state_fingerprint() const;
 
   const uint64_t* signs(uint64_t b, uint64_t epoch);
   void load_rotated(const Block& block, uint64_t b, float prescale);
   uint32_t norm_lane(const Block& block, uint64_t b);
-  float slow_norm(const float* x, uint64_t n, bool* finite) const;
+  double slow_norm(const float* x, uint64_t n) const;
 
   Status draw_thresholds();
   void open_norms(Round& round);
   Status read_norms();
   Status encode(Round& round);
   Quantiser quantiser(uint64_t b, const Part& part, float norm) const;
-  void encode_block(uint64_t b);
+  void encode_block(uint64_t b, uint8_t* out);
+  void fill_lanes(uint64_t b);
   void decode_block(uint64_t b, double contributors, void* gradient);
   void keep_residual(uint64_t b);
   void turn_residual();

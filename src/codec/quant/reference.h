@@ -59,7 +59,14 @@ inline void quantise(const Quantiser& q, const float* x, uint64_t n, uint8_t* ou
     const bool up = y - q.lower[cell] > q.thresholds[i % kThresholds] * q.gap[cell];
     const float value =
         kIndices ? q.index[cell] + (up ? 1.0f : 0.0f) : q.lower[cell] + (up ? q.gap[cell] : 0.0f);
-    out[i] = static_cast<uint8_t>(addend_f32_bits(value + kToByte));
+    const auto byte = static_cast<uint8_t>(addend_f32_bits(value + kToByte));
+    if (!kIndices) {
+      out[i] = byte;
+    } else if (i % 2 == 0) {
+      out[i / 2] = byte;
+    } else {
+      out[i / 2] = static_cast<uint8_t>(out[i / 2] | byte << 4);
+    }
   }
 }
 

@@ -4,8 +4,16 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 namespace addend::quant {
+namespace {
+
+// What overflows is dropped: a residual that is not finite would break its block in every later
+// step.
+float kept(float x) { return std::isfinite(x) ? x : 0.0f; }
+
+}  // namespace
 
 Status Residual::reserve(Feedback feedback, uint64_t elements, uint64_t blocks) {
   feedback_ = feedback;
@@ -36,16 +44,21 @@ void Residual::add_to(uint64_t block, uint64_t begin, uint64_t n, float* x) cons
 
 void Residual::store(uint64_t block, uint64_t begin, uint64_t n, const float* x) {
   if (feedback_ == Feedback::kFloat) {
-    std::memcpy(values_.as<float>() + begin, x, n * 4);
+    float* values = values_.as<float>() + begin;
+    for (uint64_t i = 0; i < n; ++i)
+      values[i] = kept(x[i]);
   } else if (feedback_ == Feedback::kByte) {
     float largest = 0;
     for (uint64_t i = 0; i < n; ++i)
-      largest = std::max(largest, std::fabs(x[i]));
-    const float scale = largest / 127.0f;
+      largest = std::max(largest, std::fabs(kept(x[i])));
+    // Scales below normal floats have no inverse; so little may be dropped.
+    const float scale =
+        largest >= 127 * std::numeric_limits<float>::min() ? largest / 127.0f : 0.0f;
     const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
     int8_t* values = values_.as<int8_t>() + begin;
     for (uint64_t i = 0; i < n; ++i) {
-      values[i] = static_cast<int8_t>(std::clamp(std::nearbyint(x[i] * inverse), -127.0f, 127.0f));
+      values[i] =
+          static_cast<int8_t>(std::clamp(std::nearbyint(kept(x[i]) * inverse), -127.0f, 127.0f));
     }
     scales_.as<float>()[block] = scale;
   }

@@ -22,7 +22,7 @@ class Residual {
 
   /// x[i] += residual, for a block whose elements start at `begin`.
   void add_to(uint64_t block, uint64_t begin, uint64_t n, float* x) const;
-  /// residual = x.
+  /// residual = x, but for elements that are not finite, which become 0.
   void store(uint64_t block, uint64_t begin, uint64_t n, const float* x);
 
   uint64_t memory_bytes() const { return values_.capacity() + scales_.capacity(); }

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// What quant's sums are on average. Figures are statistics of fixed seeds: tests cannot fail by
+// chance, and with other seeds each would with the probability that it states.
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/support/gradients.h"
+#include "tests/support/lockstep.h"
+
+namespace addend::testing_support {
+namespace {
+
+Layout layout_of(uint32_t world, uint64_t count) {
+  Layout layout;
+  layout.count = count;
+  layout.world = world;
+  layout.seed = 23;
+  return layout;
+}
+
+Scenario scenario_of(const Layout& layout) {
+  return {layout.dtype, layout.count, layout.world, 1, Overlap::kFull, layout.seed};
+}
+
+std::vector<Bytes> gaussian(const Layout& layout, uint64_t seed) {
+  return make_gradients(scenario_of(layout), [&](uint32_t w, uint64_t i) {
+    return static_cast<float>(normal(seed + 100 * w, i));
+  });
+}
+
+// The sums of many steps on the same gradients, which are what many seeds would give.
+struct Estimates {
+  std::vector<double> mean, variance;  // by element, of one step's sum
+};
+
+Estimates estimate(Lockstep& workers, const std::vector<Bytes>& gradients, uint64_t count,
+                   int steps) {
+  Estimates e{std::vector<double>(count, 0.0), std::vector<double>(count, 0.0)};
+  for (int step = 0; step < steps; ++step) {
+    std::vector<Bytes> sums = gradients;
+    EXPECT_TRUE(workers.step(sums));
+    for (uint64_t i = 0; i < count; ++i) {
+      const auto value = static_cast<double>(read(DType::kF32, sums[0], i));
+      e.mean[i] += value / steps;
+      e.variance[i] += value * value / steps;
+    }
+  }
+  for (uint64_t i = 0; i < count; ++i)
+    e.variance[i] = (e.variance[i] - e.mean[i] * e.mean[i]) * steps / (steps - 1);
+  return e;
+}
+
+// 256 means within five deviations of their own: chance of failure 256 * 6e-7 = 1.5e-4 a case; the
+// mean of their squares within 5 * sqrt(2 / 256) of 1: 6e-7. Elements so near a level that the
+// steps saw few exceptions (of a size below 1) or none get the deviation of ten more.
+void expect_unbiased(const std::string& spec, const std::vector<uint32_t>& absent) {
+  constexpr int kSteps = 1500;
+  const Layout layout = layout_of(4, 256);
+  Lockstep workers(spec, layout);
+  std::vector<Bytes> gradients = gaussian(layout, 41);
+  std::vector<double> truth(layout.count, 0.0);
+  for (uint32_t w = 0; w < layout.world; ++w) {
+    const bool present = std::find(absent.begin(), absent.end(), w) == absent.end();
+    workers.leave_out(w, !present);
+    for (uint64_t i = 0; present && i < layout.count; ++i) {
+      truth[i] += static_cast<double>(read(DType::kF32, gradients[w], i)) * layout.world /
+                  static_cast<double>(layout.world - absent.size());
+    }
+  }
+  const Estimates e = estimate(workers, gradients, layout.count, kSteps);
+  double squares = 0;
+  for (uint64_t i = 0; i < layout.count; ++i) {
+    const double deviation = std::sqrt((e.variance[i] + 10.0 / kSteps) / kSteps);
+    const double z = (e.mean[i] - truth[i]) / deviation;
+    EXPECT_LT(std::fabs(z), 5) << spec << " without " << absent.size() << " element " << i;
+    squares += z * z / static_cast<double>(layout.count);
+  }
+  EXPECT_LT(squares, 1 + 5 * std::sqrt(2.0 / 256)) << spec << " without " << absent.size();
+}
+
+// Clipping is ruled out: without rotation by the range, with it by the table's.
+TEST(QuantAverage, EstimatesAreUnbiasedWhoeverIsMissing) {
+  for (const char* rounding : {"correlated", "independent"}) {
+    for (const char* base :
+         {"quant:rotate=none,rounding=", "quant:block=256,clipped=1e-9,rounding="}) {
+      for (const auto& absent : {std::vector<uint32_t>{}, {1}, {0, 2}, {0, 1, 3}})
+        expect_unbiased(std::string(base) + rounding, absent);
+    }
+  }
+}
+
+double mean_variance(const std::string& spec, const Layout& layout, bool identical) {
+  Lockstep workers(spec, layout);
+  std::vector<Bytes> gradients = gaussian(layout, 7);
+  for (uint32_t w = 1; identical && w < layout.world; ++w)
+    gradients[w] = gradients[0];
+  const Estimates e = estimate(workers, gradients, layout.count, 60);
+  double total = 0;
+  for (const double variance : e.variance)
+    total += variance / static_cast<double>(layout.count);
+  return total;
+}
+
+// n workers that agree round n f values up or one more: a variance of 1/6 of a gap on average,
+// where independent ones have n/6. 2000 elements of 60 steps estimate a ratio to about 1 %.
+TEST(QuantAverage, CorrelatedRoundingCancelsAcrossWorkers) {
+  for (const uint32_t world : {2u, 4u, 8u}) {
+    const Layout layout = layout_of(world, 2000);
+    const std::string spec = "quant:rotate=none,granularity=30,clipped=0.01,rounding=";
+    const auto ratio = [&](bool identical) {
+      return mean_variance(spec + "correlated", layout, identical) /
+             mean_variance(spec + "independent", layout, identical);
+    };
+    const double same = ratio(true), different = ratio(false);
+    std::printf("correlated rounding, %u workers: variance x %.4f identical, x %.4f independent\n",
+                world, same, different);
+    EXPECT_NEAR(same * world, 1, 0.1);
+    EXPECT_LT(different, 0.85);
+  }
+}
+
+// The error of the average of some numbers of steps on the same gradients, times that number.
+std::vector<double> averaging_errors(const std::string& spec, std::vector<int> checkpoints) {
+  const Layout layout = layout_of(2, 4000);
+  Lockstep workers(spec, layout);
+  const std::vector<Bytes> gradients = gaussian(layout, 3);
+  const std::vector<double> truth = sums(scenario_of(layout), gradients);
+  std::vector<double> total(layout.count, 0.0), errors;
+  for (int step = 1; step <= checkpoints.back(); ++step) {
+    std::vector<Bytes> copy = gradients;
+    EXPECT_TRUE(workers.step(copy));
+    double error = 0;
+    for (uint64_t i = 0; i < layout.count; ++i) {
+      total[i] += static_cast<double>(read(DType::kF32, copy[0], i));
+      error += std::pow(total[i] - step * truth[i], 2);
+    }
+    if (std::find(checkpoints.begin(), checkpoints.end(), step) == checkpoints.end()) continue;
+    errors.push_back(std::sqrt(error));
+    std::printf("%s: %d steps, error of the average %.4f\n", spec.c_str(), step,
+                errors.back() / step);
+  }
+  return errors;
+}
+
+// The residual stays bounded, so the error of the average of T steps falls as 1/T, in spite of
+// clipping. It grows for as long as the same coordinates are clipped, which ends when the signs
+// change; so the first steps are better than the bound.
+TEST(QuantAverage, FeedbackAveragesAConstantGradientAsOneOverTheSteps) {
+  for (const char* levels : {"table", "published"}) {
+    const auto errors = averaging_errors(std::string("quant:feedback=float,levels=") + levels,
+                                         {8, 32, 128, 512, 2048});
+    for (const double error : errors)
+      EXPECT_LT(error, 1.5 * errors[2]) << levels;
+    EXPECT_GT(errors[2] / 128, 3 * errors[3] / 512) << levels;
+    EXPECT_GT(errors[3] / 512, 3 * errors[4] / 2048) << levels;
+  }
+}
+
+// A byte loses a little of the residual each step: a random walk, whose average falls as 1/sqrt(T).
+TEST(QuantAverage, FeedbackInBytesConvergesToo) {
+  const auto errors = averaging_errors("quant:feedback=byte", {8, 32, 128, 512, 2048});
+  const auto none = averaging_errors("quant", {2048});
+  for (std::size_t i = 1, steps = 32; i < errors.size(); ++i, steps *= 4)
+    EXPECT_LT(errors[i], 2.7 * errors[i - 1])
+        << steps << " steps: far from 4, which is no progress";
+  EXPECT_LT(errors.back(), 0.7 * none.back());
+}
+
+}  // namespace
+}  // namespace addend::testing_support

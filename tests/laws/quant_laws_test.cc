@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+// The law of the quantised codec: what workers send are integers whose sum is the sum of what each
+// of them says, in every lane, width and world, on every instruction set, in any order of addition.
+// quant_average_test.cc shows that it is right on average.
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "addend/fold.h"
+#include "addend/pipeline.h"
+#include "addend/simd.h"
+#include "codec/quant/table.h"
+#include "gtest/gtest.h"
+#include "tests/support/gradients.h"
+#include "tests/support/lockstep.h"
+#include "tests/support/spawn.h"
+
+namespace addend::testing_support {
+namespace {
+
+constexpr uint32_t kWorlds[] = {1, 2, 3, 8, 15, 16, 17, 64, 255, 256, 257, 4096};
+
+Layout layout_of(uint32_t world, uint64_t count) {
+  Layout layout;
+  layout.count = count;
+  layout.world = world;
+  layout.seed = 23;
+  return layout;
+}
+
+Scenario scenario_of(const Layout& layout) {
+  return {layout.dtype, layout.count, layout.world, 1, Overlap::kFull, layout.seed};
+}
+
+std::vector<Bytes> gaussian(const Layout& layout, uint64_t seed) {
+  return make_gradients(scenario_of(layout), [&](uint32_t w, uint64_t i) {
+    return static_cast<float>(normal(seed + 100 * w, i));
+  });
+}
+
+// Some of a large world's workers, after round 0. Each speaks for several, so that the sums are
+// those of the whole world.
+class Crowd {
+ public:
+  Crowd(const std::string& spec, const Layout& layout, const std::vector<Bytes>& gradients)
+      : world_(layout.world) {
+    Layout mine = layout;
+    rounds_.resize(gradients.size());
+    for (std::size_t k = 0; k < gradients.size(); ++k) {
+      mine.worker = static_cast<uint32_t>(k * layout.world / gradients.size());
+      codecs_.push_back(std::move(*create_codec(*CodecSpec::parse(spec), mine)));
+      EXPECT_TRUE(codecs_[k]->begin(gradients[k].data()));
+      EXPECT_TRUE(*codecs_[k]->next_round(rounds_[k]));
+      EXPECT_EQ(rounds_[k].planes[0].op, Op::kMaxU32);
+      if (k > 0) {
+        EXPECT_TRUE(fold(rounds_[0].planes[0], rounds_[k].planes[0]));
+      }
+    }
+    const Plane norms = rounds_[0].planes[0];
+    for (std::size_t k = 0; k < codecs_.size(); ++k) {
+      std::memmove(rounds_[k].planes[0].data, norms.data, norms.lanes * 4);
+      EXPECT_TRUE(*codecs_[k]->next_round(rounds_[k]));
+    }
+  }
+
+  std::size_t planes() const { return rounds_[0].size; }
+  const Plane& plane(std::size_t k, std::size_t p = 0) const { return rounds_[k].planes[p]; }
+
+  /// The sums of plane p as an adder makes them.
+  Bytes fold_all(std::size_t p) const {
+    const Plane& shape = plane(0, p);
+    Bytes sums(op_sum_bytes(shape.op, shape.lanes) + 8, 0);
+    for (uint32_t w = 0; w < world_; ++w) {
+      const Plane& from = plane(w % rounds_.size(), p);
+      if (is_table_sum(shape.op)) {
+        fold_table(shape.op, sums.data(), static_cast<const uint8_t*>(from.data), from.table,
+                   from.lanes);
+      } else {
+        fold(shape.op, sums.data(), from.data, from.lanes);
+      }
+    }
+    return sums;
+  }
+
+  /// Decodes the sums on the first worker.
+  void decode(Bytes& gradient) {
+    for (std::size_t p = 0; p < planes(); ++p) {
+      const Bytes sums = fold_all(p);
+      void* to = is_table_sum(plane(0, p).op) ? plane(0, p).sums : plane(0, p).data;
+      std::memcpy(to, sums.data(), op_sum_bytes(plane(0, p).op, plane(0, p).lanes));
+    }
+    EXPECT_FALSE(*codecs_[0]->next_round(rounds_[0]));
+    EXPECT_TRUE(codecs_[0]->finish(gradient.data()));
+  }
+
+ private:
+  uint32_t world_;
+  std::vector<std::unique_ptr<Codec>> codecs_;
+  std::vector<Round> rounds_;
+};
+
+uint64_t lane_at(Op op, const void* data, uint64_t i) {
+  if (op == Op::kSumU8 || op == Op::kTableSumU8) return static_cast<const uint8_t*>(data)[i];
+  if (op == Op::kSumU16 || op == Op::kTableSumU16) return static_cast<const uint16_t*>(data)[i];
+  return static_cast<const uint32_t*>(data)[i];
+}
+
+// What one worker says about element i: its level.
+uint64_t level_at(const Plane& plane, uint64_t i) {
+  if (!is_table_sum(plane.op)) return lane_at(plane.op, plane.data, i);
+  const uint8_t pair = static_cast<const uint8_t*>(plane.data)[i / 2];
+  return lane_at(plane.op, plane.table, i % 2 == 0 ? pair & 15u : pair >> 4u);
+}
+
+TEST(QuantLaw, LevelsAndIndicesGiveTheSumOfWhatWorkersSay) {
+  for (const char* rounding : {"correlated", "independent"}) {
+    for (uint32_t bits = 1; bits <= 4; ++bits) {
+      for (const uint32_t world : kWorlds) {
+        const Layout layout = layout_of(world, 200);
+        Layout some = layout;
+        some.world = std::min(world, 5u);
+        const std::vector<Bytes> gradients = gaussian(some, bits);
+        const std::string spec =
+            "quant:block=64,bits=" + std::to_string(bits) + ",rounding=" + rounding + ",carrier=";
+        const Crowd levels(spec + "levels", layout, gradients);
+        const Crowd indices(spec + "indices", layout, gradients);
+        const auto choice = *quant::choose_table(bits, world, rounding[0] == 'c');
+        const Op planned = choice.lane == quant::Lane::kU8 ? Op::kSumU8 : Op::kSumU16;
+        ASSERT_EQ(levels.plane(0).op, planned) << spec << world;
+        ASSERT_EQ(indices.plane(0).op, planned == Op::kSumU8 ? Op::kTableSumU8 : Op::kTableSumU16);
+        ASSERT_EQ(levels.plane(0).lanes, 256u);
+        const Bytes sums = levels.fold_all(0), table_sums = indices.fold_all(0);
+        ASSERT_EQ(sums, table_sums) << spec << " world " << world;
+        for (uint64_t i = 0; i < 256; ++i) {
+          uint64_t sum = 0;
+          for (uint32_t w = 0; w < world; ++w) {
+            const uint64_t level = level_at(levels.plane(w % some.world), i);
+            ASSERT_EQ(level, level_at(indices.plane(w % some.world), i));
+            sum += level;
+          }
+          ASSERT_EQ(lane_at(planned, sums.data(), i), sum) << spec << world << " element " << i;
+        }
+        EXPECT_EQ(lane_at(Op::kSumI32, levels.fold_all(1).data(), 0), world);
+      }
+    }
+  }
+}
+
+// Without rotation the largest magnitude is the top level (or the bottom one): the largest sum
+// there can be, from every worker.
+TEST(QuantLaw, NoLaneOverflowsWhenEveryWorkerIsAtTheTopLevel) {
+  for (uint32_t bits = 1; bits <= 8; ++bits) {
+    for (const uint32_t world : kWorlds) {
+      for (const char* carrier : {"levels", "indices"}) {
+        if (bits > 4 && carrier[0] == 'i') continue;
+        const Layout layout = layout_of(world, 64);
+        Scenario one = scenario_of(layout);
+        one.world = 1;
+        std::vector<Bytes> gradients =
+            make_gradients(one, [](uint32_t, uint64_t i) { return i % 2 == 0 ? 3.0f : -3.0f; });
+        const std::string spec =
+            "quant:rotate=none,block=64,bits=" + std::to_string(bits) + ",carrier=" + carrier;
+        Crowd crowd(spec, layout, gradients);
+        const auto choice = *quant::choose_table(bits, world, true);
+        const uint64_t top = uint64_t{world} * choice.table.granularity;
+        ASSERT_LE(top, quant::lane_limit(choice.lane));
+        const Bytes sums = crowd.fold_all(0);
+        for (uint64_t i = 0; i < 64; ++i) {
+          ASSERT_EQ(lane_at(crowd.plane(0).op, sums.data(), i), i % 2 == 0 ? top : 0)
+              << spec << " world " << world;
+        }
+        crowd.decode(gradients[0]);
+        for (uint64_t i = 0; i < 64; ++i) {
+          const float sign = i % 2 == 0 ? 3.0f : -3.0f;
+          ASSERT_NEAR(read(DType::kF32, gradients[0], i) / static_cast<float>(world), sign, 1e-5f)
+              << spec << " world " << world;
+        }
+      }
+    }
+  }
+}
+
+TEST(QuantLaw, EveryInstructionSetGivesTheSameBits) {
+  for (const char* spec : {"quant", "quant:carrier=indices,feedback=float", "quant:bits=auto",
+                           "quant:bits=7,block=64,feedback=byte", "quant:bits=3,block=whole"}) {
+    std::vector<std::vector<Bytes>> results;
+    for (const std::string& target : simd_targets()) {
+      ASSERT_TRUE(force_simd_target(target));
+      const Layout layout = layout_of(3, 5003);
+      Lockstep workers(spec, layout);
+      std::vector<Bytes> gradients;
+      for (uint64_t step = 0; step < 3; ++step) {
+        gradients = gaussian(layout, step);
+        ASSERT_TRUE(workers.step(gradients));
+      }
+      results.push_back(gradients);
+      ASSERT_TRUE(force_simd_target(""));
+      EXPECT_EQ(results.back(), results.front()) << spec << " on " << target;
+    }
+  }
+}
+
+TEST(QuantLaw, FourBitsAndScalesTakeAtMostTwoHundredthsMore) {
+  const Layout layout = layout_of(2, uint64_t{1} << 20);
+  Lockstep workers("quant:carrier=indices", layout);
+  std::vector<Bytes> gradients = gaussian(layout, 2);
+  ASSERT_TRUE(workers.step(gradients, 1));
+  const double bits = 8.0 * static_cast<double>(workers.codec(0).report().wire_bytes) / 0x1p20;
+  std::printf("carrier=indices: %.5f bits per value\n", bits);
+  EXPECT_LE(bits, 4.02);
+  EXPECT_GE(bits, 4.0);
+}
+
+// What one thread gives; three steps of three buckets.
+constexpr uint64_t kBuckets[] = {1, 2049, 6000};
+
+TEST(QuantLaw, ThreadsThroughThePipelineInAnyOrderGiveTheBitsOfOneThread) {
+  constexpr uint32_t kWorld = 4;
+  for (const std::string spec :
+       {"quant", "quant:carrier=indices,feedback=byte", "quant:bits=auto"}) {
+    std::array<std::vector<std::vector<Bytes>>, 3> expected;  // by bucket, step, worker
+    for (std::size_t b = 0; b < 3; ++b) {
+      Layout layout = layout_of(kWorld, kBuckets[b]);
+      layout.bucket = b;
+      Lockstep alone(spec, layout);
+      for (uint64_t step = 0; step < 3; ++step) {
+        expected[b].push_back(gaussian(layout, step));
+        ASSERT_TRUE(alone.step(expected[b].back()));
+      }
+    }
+    for (const FoldOrder order : {FoldOrder::kSequential, FoldOrder::kPermuted, FoldOrder::kTree}) {
+      spawn_workers(kWorld, {order, 99}, [&](uint32_t w, Reducer& reducer) {
+        auto pipeline = create_pipeline(reducer);
+        ASSERT_TRUE(pipeline);
+        std::vector<std::unique_ptr<Codec>> codecs;
+        for (std::size_t b = 0; b < 3; ++b) {
+          Layout layout = layout_of(kWorld, kBuckets[b]);
+          layout.bucket = b;
+          layout.worker = w;
+          codecs.push_back(std::move(*create_codec(*CodecSpec::parse(spec), layout)));
+        }
+        for (uint64_t step = 0; step < 3; ++step) {
+          std::vector<Bytes> gradients;
+          std::vector<Ticket> tickets;
+          for (std::size_t b = 0; b < 3; ++b)
+            gradients.push_back(gaussian(codecs[b]->layout(), step)[w]);
+          for (std::size_t b = 0; b < 3; ++b)
+            tickets.push_back(*(*pipeline)->submit(*codecs[b], gradients[b].data()));
+          for (std::size_t b = 0; b < 3; ++b) {
+            ASSERT_TRUE((*pipeline)->wait(tickets[b]));
+            EXPECT_EQ(gradients[b], expected[b][step][w])
+                << spec << " worker " << w << " bucket " << b << " step " << step;
+          }
+        }
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace addend::testing_support
