@@ -146,27 +146,25 @@ std::vector<double> averaging_errors(const std::string& spec, std::vector<int> c
 }
 
 // The residual stays bounded, so the error of the average of T steps falls as 1/T, in spite of
-// clipping. It grows for as long as the same coordinates are clipped, which ends when the signs
-// change; so the first steps are better than the bound.
+// clipping: T times it (what is compared here) stays nearly the same.
 TEST(QuantAverage, FeedbackAveragesAConstantGradientAsOneOverTheSteps) {
   for (const char* levels : {"table", "published"}) {
     const auto errors = averaging_errors(std::string("quant:feedback=float,levels=") + levels,
                                          {8, 32, 128, 512, 2048});
-    for (const double error : errors)
-      EXPECT_LT(error, 1.5 * errors[2]) << levels;
-    EXPECT_GT(errors[2] / 128, 3 * errors[3] / 512) << levels;
-    EXPECT_GT(errors[3] / 512, 3 * errors[4] / 2048) << levels;
+    // Four times the steps, about a quarter of the error, all the way.
+    for (std::size_t i = 1; i < errors.size(); ++i)
+      EXPECT_LT(errors[i], 1.4 * errors[i - 1]) << levels << " checkpoint " << i;
   }
 }
 
-// A byte loses a little of the residual each step: a random walk, whose average falls as 1/sqrt(T).
+// A byte loses a little of the residual each step, so its average falls a little slower.
 TEST(QuantAverage, FeedbackInBytesConvergesToo) {
   const auto errors = averaging_errors("quant:feedback=byte", {8, 32, 128, 512, 2048});
   const auto none = averaging_errors("quant", {2048});
   for (std::size_t i = 1, steps = 32; i < errors.size(); ++i, steps *= 4)
-    EXPECT_LT(errors[i], 2.7 * errors[i - 1])
+    EXPECT_LT(errors[i], 1.8 * errors[i - 1])
         << steps << " steps: far from 4, which is no progress";
-  EXPECT_LT(errors.back(), 0.7 * none.back());
+  EXPECT_LT(errors.back(), 0.2 * none.back());
 }
 
 }  // namespace

@@ -16,8 +16,8 @@ namespace addend::quant {
 namespace {
 
 // Signs must stay while a residual lives in rotated coordinates; every so often it is turned to new
-// ones.
-constexpr uint64_t kFeedbackSignPeriod = 64;
+// ones, because coordinates that are clipped under one set of signs stay clipped while it lasts.
+constexpr uint64_t kFeedbackSignPeriod = 8;
 // A norm lane that says: not finite here.
 constexpr uint32_t kBroken = 0xFFFFFFFF;
 // Energies in this range were summed without overflow or loss; others are summed again in double.
