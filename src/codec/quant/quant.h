@@ -26,6 +26,10 @@ namespace addend::quant {
 
 Result<std::unique_ptr<Codec>> create_quant(const CodecSpec& spec, const Layout& layout);
 
+/// The power of two that brings a block's norm near 1 before rotation, or 1 where nothing can
+/// overflow.
+float prescale_of(float norm);
+
 class QuantCodec final : public SteppedCodec {
  public:
   static Result<std::unique_ptr<Codec>> make(const Layout& layout, const Options& options);
