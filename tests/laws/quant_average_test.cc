@@ -13,24 +13,6 @@
 namespace addend::testing_support {
 namespace {
 
-Layout layout_of(uint32_t world, uint64_t count) {
-  Layout layout;
-  layout.count = count;
-  layout.world = world;
-  layout.seed = 23;
-  return layout;
-}
-
-Scenario scenario_of(const Layout& layout) {
-  return {layout.dtype, layout.count, layout.world, 1, Overlap::kFull, layout.seed};
-}
-
-std::vector<Bytes> gaussian(const Layout& layout, uint64_t seed) {
-  return make_gradients(scenario_of(layout), [&](uint32_t w, uint64_t i) {
-    return static_cast<float>(normal(seed + 100 * w, i));
-  });
-}
-
 // The sums of many steps on the same gradients, which are what many seeds would give.
 struct Estimates {
   std::vector<double> mean, variance;  // by element, of one step's sum
@@ -60,7 +42,7 @@ void expect_unbiased(const std::string& spec, const std::vector<uint32_t>& absen
   constexpr int kSteps = 1500;
   const Layout layout = layout_of(4, 256);
   Lockstep workers(spec, layout);
-  std::vector<Bytes> gradients = gaussian(layout, 41);
+  std::vector<Bytes> gradients = standard_normal(layout, 41);
   std::vector<double> truth(layout.count, 0.0);
   for (uint32_t w = 0; w < layout.world; ++w) {
     const bool present = std::find(absent.begin(), absent.end(), w) == absent.end();
@@ -94,7 +76,7 @@ TEST(QuantAverage, EstimatesAreUnbiasedWhoeverIsMissing) {
 
 double mean_variance(const std::string& spec, const Layout& layout, bool identical) {
   Lockstep workers(spec, layout);
-  std::vector<Bytes> gradients = gaussian(layout, 7);
+  std::vector<Bytes> gradients = standard_normal(layout, 7);
   for (uint32_t w = 1; identical && w < layout.world; ++w)
     gradients[w] = gradients[0];
   const Estimates e = estimate(workers, gradients, layout.count, 60);
@@ -126,7 +108,7 @@ TEST(QuantAverage, CorrelatedRoundingCancelsAcrossWorkers) {
 std::vector<double> averaging_errors(const std::string& spec, std::vector<int> checkpoints) {
   const Layout layout = layout_of(2, 4000);
   Lockstep workers(spec, layout);
-  const std::vector<Bytes> gradients = gaussian(layout, 3);
+  const std::vector<Bytes> gradients = standard_normal(layout, 3);
   const std::vector<double> truth = sums(scenario_of(layout), gradients);
   std::vector<double> total(layout.count, 0.0), errors;
   for (int step = 1; step <= checkpoints.back(); ++step) {

@@ -22,24 +22,6 @@ namespace {
 
 constexpr uint32_t kWorlds[] = {1, 2, 3, 8, 15, 16, 17, 64, 255, 256, 257, 4096};
 
-Layout layout_of(uint32_t world, uint64_t count) {
-  Layout layout;
-  layout.count = count;
-  layout.world = world;
-  layout.seed = 23;
-  return layout;
-}
-
-Scenario scenario_of(const Layout& layout) {
-  return {layout.dtype, layout.count, layout.world, 1, Overlap::kFull, layout.seed};
-}
-
-std::vector<Bytes> gaussian(const Layout& layout, uint64_t seed) {
-  return make_gradients(scenario_of(layout), [&](uint32_t w, uint64_t i) {
-    return static_cast<float>(normal(seed + 100 * w, i));
-  });
-}
-
 // Some of a large world's workers, after round 0. Each speaks for several, so that the sums are
 // those of the whole world.
 class Crowd {
@@ -121,7 +103,7 @@ TEST(QuantLaw, LevelsAndIndicesGiveTheSumOfWhatWorkersSay) {
         const Layout layout = layout_of(world, 200);
         Layout some = layout;
         some.world = std::min(world, 5u);
-        const std::vector<Bytes> gradients = gaussian(some, bits);
+        const std::vector<Bytes> gradients = standard_normal(some, bits);
         const std::string spec =
             "quant:block=64,bits=" + std::to_string(bits) + ",rounding=" + rounding + ",carrier=";
         const Crowd levels(spec + "levels", layout, gradients);
@@ -192,7 +174,7 @@ TEST(QuantLaw, EveryInstructionSetGivesTheSameBits) {
       Lockstep workers(spec, layout);
       std::vector<Bytes> gradients;
       for (uint64_t step = 0; step < 3; ++step) {
-        gradients = gaussian(layout, step);
+        gradients = standard_normal(layout, step);
         ASSERT_TRUE(workers.step(gradients));
       }
       results.push_back(gradients);
@@ -205,7 +187,7 @@ TEST(QuantLaw, EveryInstructionSetGivesTheSameBits) {
 TEST(QuantLaw, FourBitsAndScalesTakeAtMostTwoHundredthsMore) {
   const Layout layout = layout_of(2, uint64_t{1} << 20);
   Lockstep workers("quant:carrier=indices", layout);
-  std::vector<Bytes> gradients = gaussian(layout, 2);
+  std::vector<Bytes> gradients = standard_normal(layout, 2);
   ASSERT_TRUE(workers.step(gradients, 1));
   const double bits = 8.0 * static_cast<double>(workers.codec(0).report().wire_bytes) / 0x1p20;
   std::printf("carrier=indices: %.5f bits per value\n", bits);
@@ -226,7 +208,7 @@ TEST(QuantLaw, ThreadsThroughThePipelineInAnyOrderGiveTheBitsOfOneThread) {
       layout.bucket = b;
       Lockstep alone(spec, layout);
       for (uint64_t step = 0; step < 3; ++step) {
-        expected[b].push_back(gaussian(layout, step));
+        expected[b].push_back(standard_normal(layout, step));
         ASSERT_TRUE(alone.step(expected[b].back()));
       }
     }
@@ -245,7 +227,7 @@ TEST(QuantLaw, ThreadsThroughThePipelineInAnyOrderGiveTheBitsOfOneThread) {
           std::vector<Bytes> gradients;
           std::vector<Ticket> tickets;
           for (std::size_t b = 0; b < 3; ++b)
-            gradients.push_back(gaussian(codecs[b]->layout(), step)[w]);
+            gradients.push_back(standard_normal(codecs[b]->layout(), step)[w]);
           for (std::size_t b = 0; b < 3; ++b)
             tickets.push_back(*(*pipeline)->submit(*codecs[b], gradients[b].data()));
           for (std::size_t b = 0; b < 3; ++b) {

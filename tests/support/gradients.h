@@ -109,4 +109,24 @@ inline std::vector<double> sums(const Scenario& s, const std::vector<Bytes>& gra
   return total;
 }
 
+/// A layout of f32 elements, and the scenario in which all of them are live.
+inline Layout layout_of(uint32_t world, uint64_t count) {
+  Layout layout;
+  layout.count = count;
+  layout.world = world;
+  layout.seed = 23;
+  return layout;
+}
+
+inline Scenario scenario_of(const Layout& layout) {
+  return {layout.dtype, layout.count, layout.world, 1, Overlap::kFull, layout.seed};
+}
+
+/// Standard normal gradients, another one for each worker.
+inline std::vector<Bytes> standard_normal(const Layout& layout, uint64_t seed) {
+  return make_gradients(scenario_of(layout), [&](uint32_t w, uint64_t i) {
+    return static_cast<float>(normal(seed + 100 * w, i));
+  });
+}
+
 }  // namespace addend::testing_support

@@ -68,7 +68,7 @@ Status QuantCodec::set_up() {
   ADDEND_TRY(scratch_.reserve(largest * 4));
   ADDEND_TRY(levels_.reserve(largest));
   parts_.resize(blocks());
-  return residual_.reserve(options_.feedback, last.offset + last.size, blocks());
+  return residual_.reserve(options_.feedback, last.begin + last.size, blocks());
 }
 
 uint64_t QuantCodec::blocks() const {
@@ -81,7 +81,7 @@ QuantCodec::Block QuantCodec::block(uint64_t b) const {
   const uint64_t left = layout().count - begin;
   const uint64_t elements = options_.block == 0 ? left : std::min(left, options_.block);
   const uint64_t size = std::max<uint64_t>(std::bit_ceil(elements), kLeastBlock);
-  return {begin, static_cast<uint32_t>(elements), static_cast<uint32_t>(size), begin};
+  return {begin, static_cast<uint32_t>(elements), static_cast<uint32_t>(size)};
 }
 
 uint64_t QuantCodec::sign_period() const { return residual_.any() ? kFeedbackSignPeriod : 1; }
@@ -198,7 +198,7 @@ void QuantCodec::load_rotated(const Block& block, uint64_t b, float prescale) {
   if (!residual_.any()) return;
   auto* scratch = scratch_.as<float>();
   std::fill_n(scratch, block.size, 0.0f);
-  residual_.add_to(b, block.offset, block.size, scratch);
+  residual_.add_to(b, block.begin, block.size, scratch);
   for (uint64_t i = 0; i < block.size; ++i)
     rotated[i] += scratch[i] * prescale;
 }
@@ -257,8 +257,6 @@ void QuantCodec::open_norms(Round& round) {
 // Turns the folded norms into each block's part: which coding, which lanes.
 Status QuantCodec::read_norms() {
   const auto* lanes = norms_.as<uint32_t>();
-  std::vector<float> norms(blocks());
-  std::vector<uint32_t> elements(blocks());
   uint64_t broken = 0;
   for (uint64_t b = 0; b < blocks(); ++b) {
     Part& part = parts_[b];
@@ -268,8 +266,6 @@ Status QuantCodec::read_norms() {
     part.broken = lanes[b] >= 0x7F800000u;
     part.norm = part.broken ? 0 : addend_f32_from_bits(lanes[b]);
     broken += part.broken ? block(b).elements : 0;
-    norms[b] = part.norm;
-    elements[b] = block(b).size;
   }
   draft().escaped_values = broken;
   if (broken > 0 && options_.non_finite == NonFinite::kError) {
@@ -277,11 +273,7 @@ Status QuantCodec::read_norms() {
         Errc::kUndecodable,
         std::to_string(broken) + " elements lie in blocks with a NaN or Inf on some worker");
   }
-  if (options_.bits == 0) {
-    const std::vector<uint8_t> widths = allocate_widths(norms, elements, codings_, options_.budget);
-    for (uint64_t b = 0; b < blocks(); ++b)
-      parts_[b].coding = widths[b];
-  }
+  if (options_.bits == 0) choose_widths();
   for (LanePlane& plane : planes_)
     plane.lanes = 0;
   silent_ = true;
@@ -291,9 +283,21 @@ Status QuantCodec::read_norms() {
     silent_ = false;
     uint64_t& lanes_used = planes_[static_cast<std::size_t>(codings_[part.coding].lane)].lanes;
     part.lane = lanes_used;
-    lanes_used += elements[b];
+    lanes_used += block(b).size;
   }
   return {};
+}
+
+void QuantCodec::choose_widths() {
+  std::vector<float> norms(blocks());
+  std::vector<uint32_t> elements(blocks());
+  for (uint64_t b = 0; b < blocks(); ++b) {
+    norms[b] = parts_[b].norm;
+    elements[b] = block(b).size;
+  }
+  const std::vector<uint8_t> widths = allocate_widths(norms, elements, codings_, options_.budget);
+  for (uint64_t b = 0; b < blocks(); ++b)
+    parts_[b].coding = widths[b];
 }
 
 // `norm` is the shared norm in the units of the elements given to the quantiser. Unnormalised

@@ -40,10 +40,9 @@ class QuantCodec final : public SteppedCodec {
  private:
   // A contiguous part of the gradient with one scale.
   struct Block {
-    uint64_t begin;     // first element
+    uint64_t begin;     // first element, and first of its residual: only the last block is padded
     uint32_t elements;  // of the gradient
     uint32_t size;      // after padding; as many lanes travel
-    uint64_t offset;    // of its residual
   };
   // A block's part in this step, known after round 0.
   struct Part {
@@ -85,6 +84,7 @@ class QuantCodec final : public SteppedCodec {
   Status draw_thresholds();
   void open_norms(Round& round);
   Status read_norms();
+  void choose_widths();
   Status encode(Round& round);
   Quantiser quantiser(uint64_t b, const Part& part, float norm) const;
   void encode_block(uint64_t b, uint8_t* out);

@@ -66,7 +66,7 @@ void QuantCodec::keep_residual(uint64_t b) {
   if (part.norm == 0) {
     // Gradient and residual cancelled on every worker: nothing is owed any more.
     std::fill_n(scratch, at.size, 0.0f);
-    return residual_.store(b, at.offset, at.size, scratch);
+    return residual_.store(b, at.begin, at.size, scratch);
   }
   const float prescale = prescale_of(part.norm);
   load_rotated(at, b, prescale);
@@ -84,7 +84,7 @@ void QuantCodec::keep_residual(uint64_t b) {
   }
   for (uint64_t i = 0; i < at.size; ++i)
     scratch[i] = (rotated[i] - scratch[i]) / prescale;
-  residual_.store(b, at.offset, at.size, scratch);
+  residual_.store(b, at.begin, at.size, scratch);
 }
 
 // At the end of a sign period the residual moves to the next period's coordinates.
@@ -96,12 +96,12 @@ void QuantCodec::turn_residual() {
   for (uint64_t b = 0; b < blocks(); ++b) {
     const Block at = block(b);
     std::fill_n(rotated, at.size, 0.0f);
-    residual_.add_to(b, at.offset, at.size, rotated);
+    residual_.add_to(b, at.begin, at.size, rotated);
     for (uint64_t i = 0; i < at.size; ++i)
       rotated[i] /= static_cast<float>(at.size);
     unrotate(rotated, signs(b, epoch), at.size, scratch);
     rotate(scratch, signs(b, epoch + 1), at.size, rotated);
-    residual_.store(b, at.offset, at.size, rotated);
+    residual_.store(b, at.begin, at.size, rotated);
   }
 }
 
