@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Makes sure that the Debian packages named as arguments (or in the sets below) are there: installs what is missing as root, names
-# it otherwise. (openssh-client: mpirun looks for ssh even to start ranks on this machine.)  usage: install_packages.sh build|test|fuzz ...
+# it otherwise. (openssh-client: mpirun looks for ssh even to start ranks on this machine.)  usage: install_packages.sh build|test|fuzz|python ...
 set -euo pipefail
 
 declare -A sets=(
   [build]="g++ cmake ninja-build pkg-config libhwy-dev libcli11-dev libfmt-dev nlohmann-json3-dev libxxhash-dev libopenmpi-dev openmpi-bin python3"
   [test]="libgtest-dev clang-format-14 binutils openssh-client"
   [fuzz]="clang-14 libclang-rt-14-dev"
+  [python]="python3-venv"
+  [demo]="bible-kjv bible-kjv-text iproute2"
 )
 
 wanted=()

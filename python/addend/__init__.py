@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Addend: gradients that add while compressed. `addend.torch` is the PyTorch front."""
+
+from addend._native import version as _version
+from addend.codec import Codec
+from addend.errors import (
+    Capacity,
+    Error,
+    InvalidArgument,
+    IoError,
+    Malformed,
+    Mismatch,
+    OutOfMemory,
+    Status,
+    Timeout,
+    Unavailable,
+    Undecodable,
+    Unsupported,
+)
+from addend.plane import Op, Plane, Round, fold, fold_table
+from addend.report import Report
+from addend.simulation import Simulation, Simulator, simulate
+
+__version__ = _version()
+
+__all__ = [
+    "Capacity",
+    "Codec",
+    "Error",
+    "InvalidArgument",
+    "IoError",
+    "Malformed",
+    "Mismatch",
+    "Op",
+    "OutOfMemory",
+    "Plane",
+    "Report",
+    "Round",
+    "Simulation",
+    "Simulator",
+    "Status",
+    "Timeout",
+    "Unavailable",
+    "Undecodable",
+    "Unsupported",
+    "fold",
+    "fold_table",
+    "simulate",
+]

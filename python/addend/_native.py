@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C ABI (include/addend/addend.h) through ctypes.
+
+Structs and numbers repeat the header; tests/python/test_native.py compares them with what a C
+compiler says. The library is loaded with CDLL, which releases the GIL during every call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from ctypes import (
+    POINTER,
+    c_char,
+    c_char_p,
+    c_double,
+    c_int,
+    c_size_t,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
+from pathlib import Path
+from typing import Any, Callable
+
+from addend.errors import BY_STATUS, Unavailable, Unsupported
+
+ABI_VERSION = 1
+MAX_PLANES = 4
+MAX_REPORTED_ROUNDS = 8
+UNKNOWN = 2**64 - 1
+
+
+class Plane(ctypes.Structure):
+    _fields_ = [
+        ("op", c_int),
+        ("lanes", c_uint64),
+        ("data", c_void_p),
+        ("table", c_void_p),
+        ("sums", c_void_p),
+    ]
+
+
+class Round(ctypes.Structure):
+    _fields_ = [("plane_count", c_uint32), ("last", c_uint32), ("planes", Plane * MAX_PLANES)]
+
+
+class Segment(ctypes.Structure):
+    _fields_ = [("id", c_uint64), ("count", c_uint64)]
+
+
+class Layout(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("dtype", c_int),
+        ("count", c_uint64),
+        ("world", c_uint32),
+        ("worker", c_uint32),
+        ("seed", c_uint64),
+        ("bucket", c_uint64),
+        ("network_latency_us", c_double),
+        ("network_gbit_per_s", c_double),
+        ("scale", c_double),
+        ("segments", POINTER(Segment)),
+        ("segment_count", c_uint64),
+        ("first_step", c_uint64),
+    ]
+
+
+class Report(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("rounds", c_uint32),
+        ("wire_bytes", c_uint64),
+        ("dense_bytes", c_uint64),
+        ("round_bytes", c_uint64 * MAX_REPORTED_ROUNDS),
+        ("local_nonzeros", c_uint64),
+        ("union_nonzeros", c_uint64),
+        ("cells", c_uint64),
+        ("stuck_keys", c_uint64),
+        ("escaped_values", c_uint64),
+        ("mode", c_char * 16),
+        ("fallback", c_char * 16),
+        ("sampled_energy", c_double),
+        ("sampled_error", c_double),
+        ("nonfinite", c_uint64),
+    ]
+
+
+_CODEC = c_void_p
+# name, result, arguments. A c_int result is an addend_status.
+_FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
+    ("version", c_char_p, []),
+    ("last_error", c_char_p, []),
+    ("fold", c_int, [c_int, c_void_p, c_void_p, c_uint64]),
+    ("fold_table", c_int, [c_int, c_void_p, c_void_p, c_void_p, c_uint64]),
+    ("layout_init", None, [POINTER(Layout), c_size_t]),
+    ("codec_create", c_int, [c_char_p, POINTER(Layout), POINTER(_CODEC)]),
+    ("codec_destroy", None, [_CODEC]),
+    ("codec_fingerprint", c_uint64, [_CODEC]),
+    ("codec_next_mode", c_char_p, [_CODEC]),
+    ("codec_begin", c_int, [_CODEC, c_void_p]),
+    ("codec_begin_in_place", c_int, [_CODEC, c_void_p]),
+    ("codec_next_round", c_int, [_CODEC, POINTER(Round)]),
+    ("codec_finish", c_int, [_CODEC, c_void_p]),
+    ("codec_cancel", None, [_CODEC]),
+    ("codec_exclude", c_int, [_CODEC]),
+    ("codec_save_state", c_int, [_CODEC, c_void_p, c_uint64, POINTER(c_uint64)]),
+    ("codec_load_state", c_int, [_CODEC, c_void_p, c_uint64]),
+    ("codec_save_segment", c_int, [_CODEC, c_uint64, c_void_p, c_uint64, POINTER(c_uint64)]),
+    ("codec_load_segment", c_int, [_CODEC, c_uint64, c_void_p, c_uint64]),
+    ("codec_scale_residual", c_int, [_CODEC, c_double]),
+    ("codec_report", c_int, [_CODEC, POINTER(Report)]),
+    ("codec_memory_bytes", c_uint64, [_CODEC]),
+]
+
+
+def _library_path() -> Path:
+    """ADDEND_LIBRARY (developers: the build tree's), or the library inside the package."""
+    named = os.environ.get("ADDEND_LIBRARY")
+    if named:
+        return Path(named)
+    # An editable install has two folders: the sources, and what the build installed.
+    folders = [Path(folder) for folder in sys.modules["addend"].__path__]
+    candidates = [folder / "libaddend.so" for folder in folders]
+    return next((path for path in candidates if path.exists()), candidates[0])
+
+
+def _missing(name: str, path: Path) -> Callable[..., Any]:
+    def refuse(*_: Any) -> Any:
+        raise Unsupported(f"{path} has no addend_{name}: it is older than this package")
+
+    return refuse
+
+
+class Library:
+    """The functions of one loaded library, as attributes without the prefix `addend_`."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            handle = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise ImportError(
+                f"cannot load Addend's native library {path}: {error}. It comes with the installed "
+                "package; from a source tree, build it and name it in ADDEND_LIBRARY."
+            ) from error
+        abi_version = getattr(handle, "addend_abi_version", lambda: "none")()
+        if abi_version != ABI_VERSION:
+            raise ImportError(
+                f"{path} has ABI version {abi_version}, this package needs {ABI_VERSION}: install "
+                "both from one release, or correct ADDEND_LIBRARY"
+            )
+        for name, result, arguments in _FUNCTIONS:
+            try:
+                function = getattr(handle, f"addend_{name}")
+            except AttributeError:
+                setattr(self, name, _missing(name, path))
+                continue
+            function.restype = result
+            function.argtypes = arguments
+            setattr(self, name, function)
+        self.path = path
+
+    def __getattr__(self, name: str) -> Any:  # for type checkers: the table above defines them
+        raise AttributeError(name)
+
+
+library = Library(_library_path())
+
+
+def version() -> str:
+    """The library's version."""
+    return str(library.version().decode())
+
+
+def check(status: int) -> None:
+    """Raises what `status` stands for, with this thread's message."""
+    if status != 0:
+        kind = BY_STATUS.get(status, Unavailable)
+        raise kind(library.last_error().decode(errors="replace"))

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's end of one bucket: gradient to planes, summed planes to gradient."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Callable
+
+from addend import _native, report
+from addend._native import check, library
+from addend.errors import InvalidArgument
+from addend.plane import Op, Plane, Round
+
+DTYPES = ("float32", "bfloat16", "float16")  # in the order of addend_dtype
+_OPS = tuple(Op)
+
+
+class Codec:
+    """Encodes and decodes one bucket, step after step; keep it, for it learns and keeps residuals.
+
+    A step, with the reduction done by the caller::
+
+        codec.begin(address)
+        while (round := codec.next_round()) is not None:
+            for plane in round.planes: all-reduce plane.data in place with the operation plane.op
+        codec.finish(address)
+
+    Gradients are addresses of `count` elements, so that numpy, torch and pinned memory all fit; the
+    caller keeps them alive and unchanged between `begin` and `finish`. One thread at a time; the
+    GIL is released in every call. All workers pass the same arguments but for `worker`.
+
+    `scale`: the result is scale times the sum. `segments`: (id, count) of the parameters that make
+    up the bucket, whose residuals then survive a move to another bucket. `first_step`: the number
+    of the first step. `latency_us`, `gbit_per_s`: hints about the network; they change the choice
+    of mode, never the result.
+    """
+
+    def __init__(
+        self,
+        spec: str,
+        *,
+        dtype: str,
+        count: int,
+        world: int,
+        worker: int,
+        seed: int = 0,
+        bucket: int = 0,
+        scale: float = 1.0,
+        first_step: int = 0,
+        segments: Sequence[tuple[int, int]] = (),
+        latency_us: float | None = None,
+        gbit_per_s: float | None = None,
+    ) -> None:
+        if dtype not in DTYPES:
+            raise InvalidArgument(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+        layout = _native.Layout()
+        library.layout_init(layout, ctypes.sizeof(layout))
+        layout.dtype = DTYPES.index(dtype)
+        layout.count = _unsigned("count", count, 64)
+        layout.world = _unsigned("world", world, 32)
+        layout.worker = _unsigned("worker", worker, 32)
+        layout.seed = _unsigned("seed", seed, 64)
+        layout.bucket = _unsigned("bucket", bucket, 64)
+        layout.scale = scale
+        layout.first_step = _unsigned("first_step", first_step, 64)
+        if segments:
+            layout.segments = _segments(segments)
+            layout.segment_count = len(segments)
+        if latency_us is not None:
+            layout.network_latency_us = latency_us
+        if gbit_per_s is not None:
+            layout.network_gbit_per_s = gbit_per_s
+
+        handle = ctypes.c_void_p()
+        check(library.codec_create(spec.encode(), layout, ctypes.byref(handle)))
+        self.spec = spec
+        self._handle: int | None = handle.value
+        self._finalizer = weakref.finalize(self, library.codec_destroy, handle.value)
+        # Made once: a step costs no allocation beyond the planes' descriptions.
+        self._round = _native.Round()
+        self._round_reference = ctypes.byref(self._round)
+        self._report = _native.Report()
+        self._report.size = ctypes.sizeof(self._report)
+
+    def begin(self, address: int, in_place: bool = False) -> None:
+        """Starts a step. In place, planes may be the gradient itself (no copy for dense), which is
+        then lost if the step fails."""
+        start = library.codec_begin_in_place if in_place else library.codec_begin
+        check(start(self._open(), address))
+
+    def next_round(self) -> Round | None:
+        """Encodes the next round, which must be reduced in place before the next call; None after
+        the last."""
+        native = self._round
+        check(library.codec_next_round(self._open(), self._round_reference))
+        if native.plane_count == 0:
+            return None
+        return Round(
+            native.last != 0, [_plane(native.planes[i]) for i in range(native.plane_count)]
+        )
+
+    def finish(self, address: int) -> None:
+        """Decodes the sum into the gradient at `address`; on failure nothing is written."""
+        check(library.codec_finish(self._open(), address))
+
+    def cancel(self) -> None:
+        """Abandons a step; without one in progress it does nothing."""
+        library.codec_cancel(self._open())
+
+    def exclude(self) -> None:
+        """Between the last round and finish: the sums do not contain this worker."""
+        check(library.codec_exclude(self._open()))
+
+    @property
+    def fingerprint(self) -> int:
+        """Equal on all workers that may be summed, for the step that begins next or is going on."""
+        return int(library.codec_fingerprint(self._open()))
+
+    @property
+    def next_mode(self) -> str:
+        """The plan of that step (dense, packed, two-level, sketch, quant); equal on all workers."""
+        return str(library.codec_next_mode(self._open()).decode())
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the codec holds between steps."""
+        return int(library.codec_memory_bytes(self._open()))
+
+    def report(self) -> report.Report:
+        """What the last finished step did."""
+        check(library.codec_report(self._open(), ctypes.byref(self._report)))
+        return report.from_native(self._report)
+
+    def save_state(self) -> bytes:
+        """What a restarted worker needs to go on bit for bit; between steps only."""
+        return _save(library.codec_save_state, self._open())
+
+    def load_state(self, state: bytes) -> None:
+        """Takes over a state that a codec of the same plan and worker saved."""
+        check(library.codec_load_state(self._open(), bytes(state), len(state)))
+
+    def save_segment(self, index: int) -> bytes:
+        """The state of one segment, for a codec that has it in whatever bucket."""
+        return _save(library.codec_save_segment, self._open(), _unsigned("index", index, 64))
+
+    def load_segment(self, index: int, state: bytes) -> None:
+        """Takes over the state of a segment with the same id, count and step."""
+        number = _unsigned("index", index, 64)
+        check(library.codec_load_segment(self._open(), number, bytes(state), len(state)))
+
+    def scale_residual(self, factor: float) -> None:
+        """Multiplies the residual, for a loss scale that changed; between steps only."""
+        check(library.codec_scale_residual(self._open(), factor))
+
+    def close(self) -> None:
+        """Frees the codec; later calls but this one are InvalidArgument."""
+        self._handle = None
+        self._finalizer()
+
+    def __enter__(self) -> Codec:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _open(self) -> int:
+        if self._handle is None:
+            raise InvalidArgument("the codec is closed")
+        return self._handle
+
+
+def _unsigned(name: str, value: int, bits: int) -> int:
+    # ctypes would take the value modulo 2^bits in silence.
+    if not 0 <= value < 1 << bits:
+        raise InvalidArgument(f"{name} = {value} is not in 0 .. 2^{bits} - 1")
+    return value
+
+
+def _segments(segments: Sequence[tuple[int, int]]) -> Any:
+    return (_native.Segment * len(segments))(
+        *(
+            _native.Segment(
+                _unsigned("segment id", name, 64), _unsigned("segment count", count, 64)
+            )
+            for name, count in segments
+        )
+    )
+
+
+def _plane(native: _native.Plane) -> Plane:
+    op, lanes = _OPS[native.op], native.lanes
+    return Plane(
+        op,
+        lanes,
+        native.data or 0,
+        native.table or 0,
+        native.sums or 0,
+        op.nbytes(lanes),
+        op.sum_nbytes(lanes),
+    )
+
+
+def _save(function: Callable[..., int], *arguments: int) -> bytes:
+    size = ctypes.c_uint64()
+    check(function(*arguments, None, 0, ctypes.byref(size)))
+    state = ctypes.create_string_buffer(size.value)
+    check(function(*arguments, state, size.value, ctypes.byref(size)))
+    return state.raw

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a step did."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from addend import _native
+
+
+class Report(NamedTuple):
+    """One worker's view of its last finished step. Counts that a mode does not know are None."""
+
+    rounds: int
+    wire_bytes: int  # handed to the reducer by this worker
+    dense_bytes: int  # what dense would have handed over
+    round_bytes: tuple[int, ...]
+    local_nonzeros: int | None
+    union_nonzeros: int | None
+    cells: int
+    stuck_keys: int
+    escaped_values: int
+    mode: str  # "dense", "packed", "two-level", "sketch", "quant"
+    fallback: str  # "none", "first-step", "fix-up", "packed", "dense"
+    sampled_energy: float  # of a few blocks of this worker's gradient with its residual (quant)
+    sampled_error: float  # what this worker's own levels lost of it
+    nonfinite: int  # elements in blocks that came back non-finite (quant)
+
+    @property
+    def ratio(self) -> float:
+        """Dense bytes over bytes sent."""
+        return self.dense_bytes / self.wire_bytes if self.wire_bytes else 1.0
+
+    @property
+    def nmse(self) -> float | None:
+        """Relative squared error of this worker's contribution, estimated; None if not sampled."""
+        return self.sampled_error / self.sampled_energy if self.sampled_energy > 0 else None
+
+
+def _known(count: int) -> int | None:
+    return None if count == _native.UNKNOWN else count
+
+
+def from_native(native: _native.Report) -> Report:
+    reported = min(native.rounds, _native.MAX_REPORTED_ROUNDS)
+    return Report(
+        rounds=native.rounds,
+        wire_bytes=native.wire_bytes,
+        dense_bytes=native.dense_bytes,
+        round_bytes=tuple(native.round_bytes[:reported]),
+        local_nonzeros=_known(native.local_nonzeros),
+        union_nonzeros=_known(native.union_nonzeros),
+        cells=native.cells,
+        stuck_keys=native.stuck_keys,
+        escaped_values=native.escaped_values,
+        mode=native.mode.decode(),
+        fallback=native.fallback.decode(),
+        sampled_energy=native.sampled_energy,
+        sampled_error=native.sampled_error,
+        nonfinite=native.nonfinite,
+    )

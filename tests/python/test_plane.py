@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from by_hand import LANES
+
+import addend
+from addend import Op
+
+PLAIN = [op for op in LANES if not op.is_table_sum]
+TABLE = [op for op in LANES if op.is_table_sum]
+
+
+def lanes_of(op: Op, seed: int, count: int = 1001) -> np.ndarray[Any, Any]:
+    # Up to 100, so that no u8 overflows and every f16 sum is exact.
+    return np.random.default_rng(seed).integers(0, 100, count).astype(LANES[op])
+
+
+@pytest.mark.parametrize("op", PLAIN)
+def test_fold_combines_lane_by_lane(op: Op) -> None:
+    accumulator, values = lanes_of(op, 1), lanes_of(op, 2)
+    expected = {
+        Op.OR_U64: np.bitwise_or,
+        Op.MAX_U32: np.maximum,
+    }.get(op, np.add)(accumulator, values)
+    before = values.copy()
+    addend.fold(op, accumulator.ctypes.data, values.ctypes.data, len(values))
+    np.testing.assert_array_equal(accumulator, expected)
+    np.testing.assert_array_equal(values, before)
+
+
+def test_fold_adds_bfloat16() -> None:
+    # 1.5 and 2.25 are the upper halves of their float32s; so is the sum.
+    accumulator, value = (np.float32([x]).view(np.uint16)[1:].copy() for x in (1.5, 2.25))
+    addend.fold(Op.SUM_BF16, accumulator.ctypes.data, value.ctypes.data, 1)
+    assert accumulator[0] == np.float32([3.75]).view(np.uint16)[1]
+
+
+@pytest.mark.parametrize("op", TABLE)
+def test_fold_table_adds_what_the_indices_stand_for(op: Op) -> None:
+    table = np.arange(16).astype(LANES[op]) ** 2 // 4
+    indices = np.random.default_rng(3).integers(0, 16, 1001)
+    packed = np.append(indices, 0).astype(np.uint8).reshape(-1, 2)
+    packed = packed[:, 0] | packed[:, 1] << 4
+    accumulator = lanes_of(op, 4)
+    expected = accumulator + table[indices]
+    addend.fold_table(
+        op, accumulator.ctypes.data, packed.ctypes.data, table.ctypes.data, len(indices)
+    )
+    np.testing.assert_array_equal(accumulator, expected)
+
+
+def test_each_fold_refuses_the_operations_of_the_other() -> None:
+    lanes = np.zeros(64, np.uint8)
+    address = lanes.ctypes.data
+    with pytest.raises(addend.InvalidArgument, match="not a plain plane operation"):
+        addend.fold(Op.TABLE_SUM_U8, address, address, 1)
+    with pytest.raises(addend.InvalidArgument, match="not a table sum"):
+        addend.fold_table(Op.SUM_U8, address, address, address, 1)
+    with pytest.raises(addend.InvalidArgument, match="null"):
+        addend.fold(Op.SUM_U8, address, 0, 1)
