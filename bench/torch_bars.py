@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The PyTorch front against torch's own collectives, in one run, answers checked first.
+
+    python bench/torch_bars.py                  all cases
+    python bench/torch_bars.py embedding ddp    some of them
+
+embedding  2 ranks, loopback: a 100k x 64 embedding gradient with 512 rows touched by each rank, as
+           a dense tensor with zeros and as a sparse COO tensor, against torch's all_reduce of each
+shaped     4 ranks in network namespaces with 1 Gbit/s links: 64 MB with 5 % union density by exact,
+           64 MB of dense data by quant:bits=4, against torch's all_reduce of the same tensor
+ddp        4 ranks, loopback: a training step with dense gradients, attach() against plain DDP, and
+           the time inside the hook
+
+A time is the median over calls of the slowest rank's time, with calls of both sides alternating.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from demo.network import open_network  # noqa: E402
+
+import addend.torch  # noqa: E402
+
+Times = dict[str, list[float]]
+
+
+def alternate(sides: dict[str, Callable[[], Callable[[], Any]]], calls: int, warm: int) -> Times:
+    """Times calls of all sides in turn. A side makes its input, untimed, and returns the call."""
+    times: Times = {name: [] for name in sides}
+    for i in range(warm + calls):
+        for name, prepare in sides.items():
+            call = prepare()
+            dist.barrier()
+            begin = time.perf_counter()
+            call()
+            took = torch.tensor([time.perf_counter() - begin])
+            dist.all_reduce(took, op=dist.ReduceOp.MAX)
+            if i >= warm:
+                times[name].append(float(took))
+    return times
+
+
+def in_place(tensor: torch.Tensor, reduce: Callable[[torch.Tensor], Any]) -> Callable[[], Any]:
+    return lambda: reduce(tensor)
+
+
+def embedding(rank: int, world: int) -> dict[str, Any]:
+    torch.manual_seed(rank)
+    rows, values = torch.randperm(100_000)[:512], torch.randn(512, 64)
+    dense = torch.zeros(100_000, 64)
+    dense[rows] = values
+    sparse = torch.sparse_coo_tensor(rows.unsqueeze(0), values, dense.shape)
+    expected, got, got_sparse = dense.clone(), dense.clone(), sparse.clone()
+    dist.all_reduce(expected)
+    addend.torch.all_reduce(got)
+    addend.torch.all_reduce(got_sparse)
+    assert torch.equal(got, expected), "dense with zeros: wrong sum"
+    assert torch.equal(got_sparse.to_dense(), expected), "sparse: wrong sum"
+    ours, theirs = addend.torch.all_reduce, dist.all_reduce
+    return {
+        "dense with zeros": alternate(
+            {
+                "torch": lambda: in_place(dense.clone(), theirs),
+                "addend": lambda: in_place(dense.clone(), ours),
+            },
+            calls=40,
+            warm=5,
+        ),
+        "sparse COO": alternate(
+            {
+                "torch": lambda: in_place(sparse.clone(), theirs),
+                "addend": lambda: in_place(sparse.clone(), ours),
+            },
+            calls=100,
+            warm=10,
+        ),
+    }
+
+
+def shaped(rank: int, world: int) -> dict[str, Any]:
+    count = 16 << 20
+    generator = torch.Generator().manual_seed(7)  # the same positions on all ranks: union 5 %
+    live = torch.rand(count, generator=generator) < 0.05
+    torch.manual_seed(rank)
+    full = torch.randn(count)
+    some = full * live
+    expected, got = some.clone(), some.clone()
+    dist.all_reduce(expected)
+    addend.torch.all_reduce(got)
+    assert torch.allclose(got, expected, rtol=1e-6, atol=1e-6), "exact: wrong sum"
+    expected, got = full.clone(), full.clone()
+    dist.all_reduce(expected)
+    quant = "quant:bits=4"
+    addend.torch.all_reduce(got, codec=quant)
+    error = float((got - expected).norm() ** 2 / expected.norm() ** 2)
+    assert error < 0.02, f"quant: NMSE {error}"
+    ours, theirs = addend.torch.all_reduce, dist.all_reduce
+    return {
+        "64 MB, 5 % union": alternate(
+            {
+                "torch": lambda: in_place(some.clone(), theirs),
+                "addend": lambda: in_place(some.clone(), ours),
+            },
+            calls=5,
+            warm=2,
+        ),
+        "64 MB, quant:bits=4": alternate(
+            {
+                "torch": lambda: in_place(full.clone(), theirs),
+                "addend": lambda: in_place(full.clone(), lambda t: ours(t, codec=quant)),
+            },
+            calls=5,
+            warm=2,
+        ),
+    }
+
+
+def ddp(rank: int, world: int) -> dict[str, Any]:
+    def model() -> torch.nn.Module:
+        torch.manual_seed(0)
+        wide = [torch.nn.Linear(1024, 1024) for _ in range(8)]
+        layers = [layer for linear in wide for layer in (linear, torch.nn.GELU())]
+        return torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
+
+    plain, attached = model(), model()
+    handle = addend.torch.attach(attached)
+    torch.manual_seed(rank)
+    data = torch.randn(128, 1024)
+
+    def step(which: torch.nn.Module) -> None:
+        for parameter in which.parameters():
+            parameter.grad = None
+        which(data).square().mean().backward()
+
+    for _ in range(3):
+        step(plain)
+        step(attached)
+    before = handle.metrics()
+    times = alternate(
+        {"torch": lambda: lambda: step(plain), "addend": lambda: lambda: step(attached)},
+        calls=60,
+        warm=3,
+    )
+    for a, b in zip(plain.parameters(), attached.parameters()):
+        assert a.grad is not None
+        assert b.grad is not None
+        assert torch.allclose(a.grad, b.grad, rtol=1e-5, atol=1e-7), "gradients differ"
+    after = handle.metrics()
+    calls = after["hook_calls"] - before["hook_calls"]
+    hook = (after["time/hook_s"] - before["time/hook_s"]) / calls
+    handle.close()
+    return {"training step": times, "hook": {"addend": [hook]}}
+
+
+CASES: dict[str, tuple[Callable[[int, int], dict[str, Any]], int, float]] = {
+    "embedding": (embedding, 2, 0.0),
+    "shaped": (shaped, 4, 1.0),
+    "ddp": (ddp, 4, 0.0),
+}
+# (what, bar, whether more is better): ratios of torch's time to ours, seconds for the hook.
+BARS = {
+    "dense with zeros": ("times faster than torch", 8.0),
+    "sparse COO": ("times faster than torch", 2.0),
+    "64 MB, 5 % union": ("times faster than torch", 7.0),
+    "64 MB, quant:bits=4": ("times faster than torch", 4.0),
+}
+MOST_OVERHEAD = 0.02
+MOST_HOOK_SECONDS = 0.3e-3
+
+
+def judge(name: str, times: Times) -> bool:
+    middle = {side: statistics.median(values) for side, values in times.items()}
+    if name == "hook":
+        good = middle["addend"] <= MOST_HOOK_SECONDS
+        text = f"{middle['addend'] * 1e3:.3f} ms inside the hook (bar {MOST_HOOK_SECONDS * 1e3} ms)"
+    elif name == "training step":
+        # Pairs of neighbouring steps share the machine's mood.
+        cost = statistics.median(b / a for a, b in zip(times["torch"], times["addend"])) - 1
+        good = cost <= MOST_OVERHEAD
+        text = f"{middle['torch'] * 1e3:.1f} ms plain, attach costs {cost:+.1%} (bar 2 %)"
+    else:
+        what, bar = BARS[name]
+        ratio = middle["torch"] / middle["addend"]
+        good = ratio >= bar
+        text = (
+            f"torch {middle['torch'] * 1e3:.2f} ms, addend {middle['addend'] * 1e3:.2f} ms: "
+            f"{ratio:.1f} {what} (bar {bar:g})"
+        )
+    print(f"{'pass' if good else 'FAIL'}  {name}: {text}", flush=True)
+    return good
+
+
+def run_case(case: str) -> bool:
+    _, world, gbit = CASES[case]
+    with open_network(world, gbit) as network, tempfile.TemporaryDirectory() as folder:
+        print(f"{case}: {world} ranks, {network.note}", flush=True)
+        if gbit and network.gbit is None:
+            print(f"skip  {case}: its bars are about shaped links")
+            return True
+        processes = []
+        for rank, place in enumerate(network.places):
+            command = [*place.prefix, sys.executable, __file__, "--rank", str(rank)]
+            command += ["--world", str(world), "--folder", folder, case]
+            environment = {
+                **os.environ,
+                "GLOO_SOCKET_IFNAME": place.interface,
+                "OMP_NUM_THREADS": "1",
+            }
+            processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE))
+        outputs = [process.communicate()[0] for process in processes]
+        if any(process.returncode for process in processes):
+            print(f"FAIL  {case}: a rank ended with an error")
+            return False
+        result: dict[str, Times] = json.loads(outputs[0].splitlines()[-1])
+        passed = [judge(name, times) for name, times in result.items()]
+        return all(passed)
+
+
+def run_rank(case: str, rank: int, world: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world
+    )
+    result = CASES[case][0](rank, world)
+    addend.torch.close_all()
+    dist.destroy_process_group()
+    print(json.dumps(result))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("cases", nargs="*", choices=[*CASES, []], default=list(CASES))
+    for hidden in ("--rank", "--world", "--folder"):
+        parser.add_argument(hidden, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.rank is not None:
+        rank, world = int(arguments.rank), int(arguments.world)
+        run_rank(arguments.cases[0], rank, world, arguments.folder)
+        return 0
+    passed = [run_case(case) for case in arguments.cases]
+    return 0 if all(passed) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Addend inside PyTorch.
+
+import addend.torch
+handle = addend.torch.attach(ddp_model)                         # lossless, dense where cheaper
+handle = addend.torch.attach(ddp_model, codec="quant:bits=4")   # or any other codec
+addend.torch.all_reduce(tensor)                                 # dense or sparse COO
+"""
+
+from addend.torch._collectives import Pending, all_reduce, metrics
+from addend.torch._engine import Link
+from addend.torch._hook import Handle, attach
+from addend.torch._worker import close_all
+
+__all__ = ["Handle", "Link", "Pending", "all_reduce", "attach", "close_all", "metrics"]

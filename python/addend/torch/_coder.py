@@ -1,0 +1,427 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The codecs of one flat gradient, and the job that takes it through its rounds."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable, NamedTuple
+
+import torch
+
+from addend import Codec, Round
+from addend.torch import _header
+from addend.torch._engine import Engine, Steps, Wait
+from addend.torch._header import Greeter, Header
+from addend.torch._meter import Meter
+from addend.torch._rollcall import Place
+from addend.torch._worker import Job
+
+DTYPES = {
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+}
+
+
+class Run(NamedTuple):
+    """Consecutive elements with one codec."""
+
+    begin: int
+    codec: Codec
+    elements: int
+
+
+class Plan:
+    """What all ranks must share about a gradient.
+
+    `ordered`: gradients come in one order on all ranks by construction (DDP's buckets do; calls of
+    users may not). Once a layout was seen to be shared, sums then need not wait for the header.
+    """
+
+    def __init__(self, description: str, ordered: bool = False) -> None:
+        self.text = description
+        self.layout = _header.digest(description)
+        self.ordered = ordered
+        self.agreed = False
+
+    def describe(self) -> str:
+        return self.text if len(self.text) < 400 else self.text[:400] + "..."
+
+
+class Coder:
+    """Steps the codecs of one gradient together: round k of all of them travels as one."""
+
+    def __init__(self, runs: Sequence[Run], itemsize: int) -> None:
+        self.runs = list(runs)
+        self.busy = False
+        self._itemsize = itemsize
+        self._open: list[Run] = []
+        self._backup: torch.Tensor | None = None
+
+    def plan(self) -> int:
+        return _header.digest(" ".join(str(run.codec.fingerprint) for run in self.runs))
+
+    def dense_next(self) -> bool:
+        """Whether the next step of all codecs is a plain sum."""
+        return all(run.codec.next_mode == "dense" for run in self.runs)
+
+    def begin(self, address: int, in_place: bool) -> list[Round]:
+        self._open = list(self.runs)
+        for run in self.runs:
+            self.begin_run(run, address, in_place)
+        return self.next_rounds()
+
+    def begin_run(self, run: Run, address: int, in_place: bool) -> None:
+        run.codec.begin(address + run.begin * self._itemsize, in_place=in_place)
+
+    def next_rounds(self) -> list[Round]:
+        """The next round of every codec that has one; empty when all are done."""
+        rounds, still = [], []
+        for run in self._open:
+            found = run.codec.next_round()
+            if found is not None:
+                rounds.append(found)
+                still.append(run)
+        self._open = still
+        return rounds
+
+    def finish(self, address: int) -> None:
+        for run in self.runs:
+            self.finish_run(run, address)
+
+    def finish_run(self, run: Run, address: int) -> None:
+        run.codec.finish(address + run.begin * self._itemsize)
+
+    def backup(self, tensor: torch.Tensor, run: Run) -> None:
+        """Remembers a run's elements until the next step."""
+        if self._backup is None:
+            self._backup = torch.empty_like(tensor)
+        end = run.begin + run.elements
+        self._backup[run.begin : end] = tensor[run.begin : end]
+
+    def restore(self, tensor: torch.Tensor, run: Run) -> None:
+        assert self._backup is not None
+        end = run.begin + run.elements
+        tensor[run.begin : end] = self._backup[run.begin : end]
+
+    def cancel(self) -> None:
+        for run in self.runs:
+            run.codec.cancel()
+
+    def count_into(self, meter: Meter) -> None:
+        for run in self.runs:
+            meter.bucket_done(run.codec.report(), run.elements)
+
+    def close(self) -> None:
+        for run in self.runs:
+            run.codec.close()
+
+
+class Memory:
+    """Where codecs find a gradient: itself, or pinned host memory that stands for a device's."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = self.result = tensor
+        self.on_device = tensor.device.type != "cpu"
+        self.address = tensor.data_ptr()
+        if not self.on_device:
+            return
+        self._ready = torch.cuda.Event()
+        self._ready.record()
+        self.stream = _side_stream(tensor.device)
+        self._host: torch.Tensor | None = None
+
+    def fetch(self) -> None:
+        """Makes the gradient readable at `address`."""
+        if not self.on_device:
+            return
+        with self.order():
+            self._host = torch.empty(self.tensor.shape, dtype=self.tensor.dtype, pin_memory=True)
+            self._host.copy_(self.tensor, non_blocking=True)
+            copied = torch.cuda.Event()
+            copied.record()
+        copied.synchronize()
+        self.address = self._host.data_ptr()
+
+    def store(self, scale: float) -> None:
+        """Puts the sum, times `scale`, where the gradient was."""
+        if self._host is None:
+            return
+        with self.order():
+            self.tensor.copy_(self._host, non_blocking=True)
+            if scale != 1.0:
+                self.tensor.mul_(scale)
+
+    @contextlib.contextmanager
+    def order(self) -> Iterator[None]:
+        """What a device does inside comes after the gradient and before `done`'s reader."""
+        if not self.on_device:
+            yield
+            return
+        with torch.cuda.stream(self.stream):
+            self.stream.wait_event(self._ready)
+            yield
+
+
+_side_streams: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    if device not in _side_streams:
+        _side_streams[device] = torch.cuda.Stream(device=device, priority=-1)
+    return _side_streams[device]
+
+
+def _start_sum(engine: Engine, memory: Memory, tensor: torch.Tensor) -> Wait | None:
+    """Starts the backend's own sum; None if all that is left is in the device's order."""
+    with memory.order():
+        works = engine.start_all_reduce(tensor)
+        if memory.on_device and engine.device.type != "cpu":
+            for work in works:
+                work.wait()  # orders the stream; the host goes on
+            return None
+    return Wait(works, final=True)
+
+
+class GradientJob(Job):
+    """One gradient's step: the header, then whatever `_sum` does.
+
+    `done(memory)` or `failed(error)` is called once, in the thread that runs the job.
+    """
+
+    def __init__(
+        self,
+        greeter: Greeter,
+        meter: Meter,
+        place: Place,
+        tensor: torch.Tensor,
+        plan: Plan,
+        done: Callable[[Memory], None],
+        failed: Callable[[Exception], None],
+        loss_scale: float = 1.0,
+    ) -> None:
+        super().__init__(place)
+        self._greeter, self._engine = greeter, greeter.engine
+        self._meter, self._plan = meter, plan
+        self._memory = Memory(tensor)
+        self._done, self._failed = done, failed
+        self._loss_scale = loss_scale
+
+    def _open(self) -> int:
+        """Settles what is to be done; returns the digest of it."""
+        return 0
+
+    def _encode(self) -> None:
+        """What can be done before the sum; no collectives."""
+
+    def _sum(self) -> Steps:
+        raise NotImplementedError
+
+    def _decode(self) -> None:
+        """Writes the result. Until here the caller's gradient is untouched."""
+
+    def steps(self) -> Steps:
+        digest = self._open()
+        if self._engine.world > 1:
+            # Where sizes may differ nothing else travels before headers are compared: a backend
+            # that is given sums of different sizes may end the process.
+            header = Header(
+                self.place.step, self.place.bucket, self._plan.layout, digest, self._loss_scale
+            )
+            greeting = self._greeter.greet(header, None, self._plan.describe, [], [])
+            sent = next(greeting)
+            self._encode()
+            reduction = self._sum()
+            first = next(reduction, None) if self._plan.agreed else None
+            begin = time.perf_counter()
+            yield sent
+            yield from greeting
+            end = time.perf_counter()
+            self._meter.add_time("agree", begin, end, self.place.step, self.place.bucket)
+            self._plan.agreed = self._plan.ordered
+            if first is not None:
+                yield first
+            yield from reduction
+        else:
+            self._encode()
+            yield from self._sum()
+        with self._meter.stage("decode", self.place.step, self.place.bucket):
+            self._decode()
+
+    def succeed(self) -> None:
+        self._done(self._memory)
+
+    def fail(self, error: Exception) -> None:
+        self._failed(error)
+
+
+class CodecJob(GradientJob):
+    """The gradient travels as its codecs say."""
+
+    def __init__(
+        self,
+        *base: Any,
+        coder: Coder,
+        in_place: bool,
+        device_scale: float = 1.0,
+        by_piece: bool = False,
+        **named: Any,
+    ) -> None:
+        """`by_piece`: the codecs are pieces of one large gradient that travel one by one."""
+        super().__init__(*base, **named)
+        self._coder, self._in_place, self._device_scale = coder, in_place, device_scale
+        self._by_piece = by_piece
+        self._decoded: list[Run] = []
+        self._rounds: list[Round] = []
+        self._digest: int | None = None
+        self._encoded = False
+        self._stays = False  # the sum happens on the device
+
+    def can_start(self) -> bool:
+        return self._digest is not None or not self._coder.busy
+
+    def prepare(self) -> None:
+        self._open()
+        self._encode()
+
+    def _open(self) -> int:
+        if self._digest is None:
+            self._coder.busy = True
+            self._digest = self._coder.plan()
+        return self._digest
+
+    def _encode(self) -> None:
+        if self._encoded:
+            return
+        self._encoded = True
+        self._stays = self._memory.on_device and self._coder.dense_next()
+        with self._stage("encode"):
+            if self._stays:
+                with self._memory.order():
+                    self._memory.tensor.mul_(self._device_scale)
+            else:
+                self._memory.fetch()
+            if not self._by_piece or self._stays:
+                self._rounds = self._coder.begin(
+                    self._memory.address, in_place=self._in_place or self._stays
+                )
+
+    def _sum(self) -> Steps:
+        if self._stays:
+            yield from self._timed(self._sum_on_device())
+        elif self._by_piece:
+            yield from self._sum_by_piece()
+        rounds = self._rounds
+        while rounds:
+            self._next_place()
+            if not self._stays:
+                planes = [plane for one in rounds for plane in one.planes]
+                last = all(one.last for one in rounds)
+                yield from self._timed(self._engine.reduce(planes, last))
+            with self._stage("encode"):
+                rounds = self._coder.next_rounds()
+
+    def _sum_by_piece(self) -> Steps:
+        """Piece after piece, each one round behind the next: while one travels another is encoded
+        and a third decoded. The order of issue depends on nothing but sums."""
+        self._next_place()
+        waiting = list(self._coder.runs)
+        under_way: list[tuple[Steps, Wait]] = []
+        while waiting or under_way:
+            run = waiting.pop(0) if waiting else None
+            # The younger first: it has more to send, the elder may have arrived meanwhile.
+            older, under_way = under_way, []
+            if run is not None:
+                steps = self._piece(run)
+                wait = next(steps, None)
+                under_way += [] if wait is None else [(steps, wait)]
+            for steps, wait in older:
+                begin = time.perf_counter()
+                yield wait
+                self._add_time("reduce", begin)
+                further = next(steps, None)
+                under_way += [] if further is None else [(steps, further)]
+
+    def _piece(self, run: Run) -> Steps:
+        with self._stage("encode"):
+            self._coder.begin_run(run, self._memory.address, in_place=False)
+        while True:
+            with self._stage("encode"):
+                found = run.codec.next_round()
+            if found is None:
+                break
+            yield from self._engine.reduce(found.planes, last=False)
+        with self._stage("decode"):
+            # The pieces behind may fail yet, and the gradient must then be as it was.
+            self._coder.backup(self._memory.tensor, run)
+            self._decoded.append(run)
+            self._coder.finish_run(run, self._memory.address)
+
+    def _next_place(self) -> None:
+        self.place = dataclasses.replace(self.place, round=self.place.round + 1)
+
+    def _stage(self, name: str) -> contextlib.AbstractContextManager[None]:
+        return self._meter.stage(name, self.place.step, self.place.bucket)
+
+    def _add_time(self, name: str, begin: float) -> None:
+        end = time.perf_counter()
+        self._meter.add_time(name, begin, end, self.place.step, self.place.bucket)
+
+    def _timed(self, steps: Steps) -> Steps:
+        begin = time.perf_counter()
+        yield from steps
+        self._add_time("reduce", begin)
+
+    def _sum_on_device(self) -> Steps:
+        wait = _start_sum(self._engine, self._memory, self._memory.tensor)
+        if wait is not None:
+            yield wait
+
+    def _decode(self) -> None:
+        if not self._by_piece or self._stays:
+            self._coder.finish(self._memory.address)
+        if self._memory.on_device and not self._stays:
+            self._memory.store(self._device_scale)
+        self._coder.busy = False
+        self._coder.count_into(self._meter)
+
+    def fail(self, error: Exception) -> None:
+        for run in self._decoded:
+            self._coder.restore(self._memory.tensor, run)
+        self._coder.cancel()
+        super().fail(error)
+
+
+class PlainJob(GradientJob):
+    """The gradient travels as it is: for element types that no codec takes."""
+
+    def __init__(self, *base: Any, scale: float, in_place: bool, **named: Any) -> None:
+        super().__init__(*base, **named)
+        self._scale, self._in_place = scale, in_place
+        self._sums = self._memory.tensor
+
+    def _encode(self) -> None:
+        with self._memory.order():
+            if not self._in_place:
+                self._sums = self._sums.clone()
+            if self._scale != 1.0:
+                self._sums.mul_(self._scale)
+
+    def _sum(self) -> Steps:
+        begin = time.perf_counter()
+        self.place = dataclasses.replace(self.place, round=1)
+        wait = _start_sum(self._engine, self._memory, self._sums)
+        if wait is not None:
+            yield wait
+        end = time.perf_counter()
+        self._meter.add_time("reduce", begin, end, self.place.step, self.place.bucket)
+
+    def _decode(self) -> None:
+        if not self._in_place:
+            with self._memory.order():
+                self._memory.tensor.copy_(self._sums)
+        nbytes = self._sums.numel() * self._sums.element_size()
+        self._meter.raw_bytes(nbytes, nbytes)

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""all_reduce for dense and sparse tensors, on any process group."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any, Callable, NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from addend import Codec, InvalidArgument, Unsupported
+from addend.torch import _log
+from addend.torch._coder import DTYPES, CodecJob, Coder, Memory, PlainJob, Plan, Run
+from addend.torch._hook import start
+from addend.torch._meter import Meter
+from addend.torch._rollcall import Place
+from addend.torch._sparse import SparseJob, SparseSums
+from addend.torch._specs import check, tuned
+from addend.torch._worker import Job, Worker
+
+_T = TypeVar("_T")
+
+# Larger tensors go in pieces, so that one is encoded and another decoded while a third travels.
+# Quantising takes longer than looking for zeros, and is worth hiding in smaller pieces.
+_PIECE_ELEMENTS = 16 << 20
+_QUANT_PIECE_ELEMENTS = 1 << 22
+# Of how many shapes we remember what earlier sums showed.
+_MOST_SHAPES = 64
+# Element types that no codec takes, and every backend adds.
+_PLAIN_DTYPES = (torch.float64, torch.int64, torch.int32, torch.int8, torch.uint8)
+
+
+class Pending:
+    """An all_reduce under way. `wait()` returns the tensor or raises what went wrong."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self._error: Exception | None = None
+        self._ended = threading.Event()
+        self._streams: list[Any] = []
+
+    def is_completed(self) -> bool:
+        return self._ended.is_set()
+
+    def wait(self, timeout: float | None = None) -> torch.Tensor:
+        if not self._ended.wait(timeout):
+            raise TimeoutError("all_reduce is not done yet")
+        if self._error is not None:
+            raise self._error
+        for stream in self._streams:
+            torch.cuda.current_stream(self._tensor.device).wait_stream(stream)
+        return self._tensor
+
+    # ---- called by the job
+
+    def done(self, memory: Any, result: torch.Tensor | None = None) -> None:
+        """`result`: the sum, unless the tensor's own memory has it."""
+        if isinstance(memory, Memory) and memory.on_device:
+            self._streams.append(memory.stream)
+        if result is not None:
+            with memory.order(), torch.no_grad():
+                self._tensor.copy_(result)
+        self._ended.set()
+
+    def failed(self, error: Exception) -> None:
+        self._error = error
+        self._ended.set()
+
+
+class _Call(NamedTuple):
+    """What is asked for, apart from the tensor."""
+
+    spec: str
+    scale: float
+
+
+class _Context:
+    """What calls on one group share: the worker, and codecs that learn from call to call."""
+
+    def __init__(self, group: Any, deadline: float) -> None:
+        self.worker: Worker = start(group, deadline, None)
+        self.meter = Meter(self.worker.engine.rank)
+        self.calls = 0
+        self._coders: dict[tuple[Any, ...], Coder] = {}
+        self._sparse: dict[tuple[Any, ...], SparseSums] = {}
+
+    def coder(self, flat: torch.Tensor, plan: Plan, call: _Call) -> Coder:
+        """That of an earlier call with the same plan, if we still have it."""
+        key = (plan.text, flat.device.type)
+        return _recall(self._coders, key, lambda: self._make_coder(flat, call))
+
+    def _make_coder(self, flat: torch.Tensor, call: _Call) -> Coder:
+        engine = self.worker.engine
+        quantises = call.spec.startswith("quant")
+        runs: list[Run] = []
+        begin = 0
+        for count in piece_sizes(
+            flat.numel(), _QUANT_PIECE_ELEMENTS if quantises else _PIECE_ELEMENTS
+        ):
+            codec = Codec(
+                call.spec,
+                dtype=DTYPES[flat.dtype],
+                count=count,
+                world=engine.world,
+                worker=engine.rank,
+                bucket=len(runs),
+                scale=call.scale if flat.device.type == "cpu" else 1.0,
+                latency_us=engine.link.latency_us,
+                gbit_per_s=engine.link.gbit_per_s,
+            )
+            runs.append(Run(begin, codec, count))
+            begin += count
+        return Coder(runs, flat.element_size())
+
+    def sparse(self, tensor: torch.Tensor, call: _Call) -> SparseSums:
+        key = (tuple(tensor.shape), tensor.sparse_dim(), tensor.dtype, call)
+        return _recall(
+            self._sparse, key, lambda: SparseSums(self.worker.engine, call.spec, "tensor")
+        )
+
+
+def piece_sizes(count: int, largest: int) -> list[int]:
+    """Small pieces first and last: nothing travels before the first is encoded, and nothing is left
+    to hide behind when the last is decoded."""
+    if count <= 2 * largest:
+        return [count]
+    ramp = [largest // 4, largest // 4, largest // 2]
+    middle, rest = divmod(count - 2 * largest, largest)
+    return [*ramp, *[largest] * middle, *([rest] if rest else []), *reversed(ramp)]
+
+
+def _recall(known: dict[Any, _T], key: Any, make: Callable[[], _T]) -> _T:
+    """known[key], made if it is new; the least recently used is forgotten. Jobs that still need
+    what is forgotten keep it alive."""
+    found = known.pop(key) if key in known else make()
+    known[key] = found
+    if len(known) > _MOST_SHAPES:
+        known.pop(next(iter(known)))
+    return found
+
+
+_contexts: weakref.WeakKeyDictionary[Any, _Context] = weakref.WeakKeyDictionary()
+
+
+def _context(group: Any, deadline: float) -> _Context:
+    if not dist.is_initialized():
+        raise InvalidArgument("torch.distributed.init_process_group has not been called")
+    if dist.get_rank(group) < 0:
+        raise InvalidArgument("this rank is not a member of the group")
+    group = group if group is not None else dist.group.WORLD
+    found = _contexts.get(group)
+    if found is None or found.worker.closed:
+        found = _contexts[group] = _Context(group, deadline)
+    return found
+
+
+def all_reduce(
+    tensor: torch.Tensor,
+    op: str = "sum",
+    *,
+    codec: str = "exact",
+    group: Any | None = None,
+    async_op: bool = False,
+    deadline: float = 300.0,
+) -> Any:
+    """Sums (or averages) a dense or sparse COO tensor over a group, in place. Collective.
+
+    Returns the tensor, or with `async_op` a `Pending` whose `wait()` returns it. A sparse result is
+    coalesced. On failure the tensor is as it was. All ranks pass the same shape, type, op and
+    codec; a difference is an error on all of them. The first call on a group makes a group of our
+    own beside it and measures the link; its `deadline` counts for the later calls too.
+    """
+    _check_arguments(tensor, op, codec, deadline)
+    spec = tuned(codec)
+    context = _context(group, deadline)
+    world = context.worker.engine.world
+    check(spec, world)
+    call = _Call(spec, 1.0 / world if op == "mean" else 1.0)
+    context.calls += 1
+    if tensor.layout == torch.sparse_coo:
+        pending, job = _sparse_job(context, tensor, call)
+    else:
+        pending, job = _dense_job(context, tensor, call)
+    if async_op:
+        context.worker.submit(job)
+    else:
+        context.worker.call(job)
+    return pending if async_op else pending.wait()
+
+
+def _check_arguments(tensor: torch.Tensor, op: str, codec: str, deadline: float) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidArgument(f"all_reduce takes a torch tensor, not {type(tensor).__name__}")
+    if op not in ("sum", "mean"):
+        raise InvalidArgument(f"op {op!r} is not sum or mean")
+    if not deadline > 0:
+        raise InvalidArgument(f"deadline {deadline!r} is not a number of seconds above 0")
+    if tensor.layout not in (torch.strided, torch.sparse_coo):
+        raise Unsupported(f"all_reduce of layout {tensor.layout}")
+    if tensor.layout == torch.sparse_coo and tensor.sparse_dim() == 0:
+        raise Unsupported("all_reduce of a sparse tensor without sparse dimensions")
+    if tensor.dtype not in DTYPES and tensor.dtype not in _PLAIN_DTYPES:
+        raise Unsupported(f"all_reduce of {tensor.dtype}")
+    if tensor.dtype not in DTYPES and not _needs_no_codec(tuned(codec), tensor.dtype):
+        raise Unsupported(f"codec {codec!r} does not take {tensor.dtype}")
+    if op == "mean" and not tensor.is_floating_point():
+        raise InvalidArgument(f"the mean of {tensor.dtype} is not of that type")
+    if tensor.layout == torch.strided and any(
+        stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape)
+    ):
+        raise InvalidArgument("an expanded tensor has no memory for its sum: clone it first")
+
+
+def _needs_no_codec(spec: str, dtype: torch.dtype) -> bool:
+    """Whether a plain sum keeps the codec's promise."""
+    name, _, options = spec.partition(":")
+    if name == "exact" and dtype.is_floating_point:
+        return "values=reproducible" not in options.split(",")
+    return name in ("dense", "exact")
+
+
+def _sparse_job(context: _Context, tensor: torch.Tensor, call: _Call) -> tuple[Pending, Job]:
+    pending = Pending(tensor)
+    job = SparseJob(
+        context.worker.greeter,
+        context.meter,
+        Place(context.calls),
+        tensor.detach(),
+        sums=context.sparse(tensor, call),
+        scale=call.scale,
+        done=lambda memory: pending.done(memory, memory.result),
+        failed=pending.failed,
+    )
+    return pending, job
+
+
+def _dense_job(context: _Context, tensor: torch.Tensor, call: _Call) -> tuple[Pending, Job]:
+    flat = tensor.detach().contiguous().view(-1)
+    pending = Pending(tensor)
+    stands_in = not tensor.is_contiguous()
+
+    def done(memory: Memory) -> None:
+        pending.done(memory, flat.view(tensor.shape) if stands_in else None)
+
+    plan = Plan(f"{tensor.dtype} {tuple(tensor.shape)}, codec {call.spec}, times {call.scale:g}")
+    place = Place(context.calls)
+    base = context.worker.greeter, context.meter, place, flat, plan, done, pending.failed
+    if tensor.dtype not in DTYPES:
+        _log.PLAN.info("%s has no codec, travels as it is", tensor.dtype)
+        return pending, PlainJob(*base, scale=call.scale, in_place=stands_in)
+    coder = context.coder(flat, plan, call)
+    return pending, CodecJob(
+        *base,
+        coder=coder,
+        in_place=stands_in,
+        device_scale=call.scale,
+        by_piece=len(coder.runs) > 1,
+    )
+
+
+def metrics(group: Any | None = None) -> dict[str, float]:
+    """Totals of all_reduce calls on a group, as Handle.metrics has them."""
+    found = _contexts.get(group if group is not None else dist.group.WORLD)
+    return found.meter.snapshot() if found is not None else {}

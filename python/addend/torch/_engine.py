@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adds planes over a process group.
+
+A round is done in one of three ways, chosen from sizes and the measured link, so alike everywhere:
+
+* exchange: everyone sends its planes to everyone, everyone folds all of them in rank order. One
+  network step; the way of small rounds.
+* all-reduce: the backend's own, for operations it has.
+* scatter: everyone receives its segment from everyone (all-to-all), folds it, and sends the result
+  to everyone. The way of operations that the backend lacks (OR on NCCL, table sums everywhere).
+
+What runs here is written as generators that yield `Wait`s, so that one thread can keep several
+buckets in flight and still issue all collectives in one order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Callable
+
+import torch
+import torch.distributed as dist
+
+from addend import Op, Plane, fold, fold_table
+from addend.torch import _group
+from addend.torch._group import Group
+
+_ALIGN = 64
+# Above this, an exchange's copies for every peer cost more than the steps they save.
+_EXCHANGE_MOST_BYTES = 8 << 20
+
+
+@dataclass
+class Wait:
+    """Collectives in flight. `final`: the job issues no more of them."""
+
+    works: list[Any]
+    final: bool = False
+    watched: bool = False  # somebody asked to be told of completion
+
+    def done(self) -> bool:
+        """Whether works can be waited for without blocking for longer than a moment."""
+        return all(_ends(work) for work in self.works)
+
+    @property
+    def polled(self) -> bool:
+        """Whether completion must be asked for: a device tells nobody."""
+        return any(isinstance(work, _Staged) and work.polled for work in self.works)
+
+
+Steps = Generator[Wait, None, None]
+
+
+@dataclass(frozen=True)
+class Link:
+    """What the group's network does, agreed by all ranks."""
+
+    latency_us: float = 50.0  # of one network step, however small
+    gbit_per_s: float = 10.0  # of an all-reduce that moves every byte twice
+
+
+def _ends(work: Any) -> bool:
+    # Gloo completes a work's future, which wakes whoever sleeps, a moment before the work itself.
+    if isinstance(work, _Staged) and work.polled:
+        return work.is_completed()
+    return bool(work.is_completed() or work.get_future().done())
+
+
+def tensor_at(address: int, nbytes: int) -> torch.Tensor:
+    """The bytes at an address as a tensor. The caller keeps the memory alive."""
+    memory = (ctypes.c_uint8 * nbytes).from_address(address)
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def _padded(nbytes: int) -> int:
+    return (nbytes + _ALIGN - 1) // _ALIGN * _ALIGN
+
+
+class Pool:
+    """Byte tensors that are lent and come back, so that steps do not allocate."""
+
+    def __init__(self, pinned: bool) -> None:
+        self._free: dict[int, list[torch.Tensor]] = {}
+        self._pinned = pinned
+
+    def take(self, nbytes: int) -> torch.Tensor:
+        size = max(1 << max(nbytes - 1, 0).bit_length(), 4096)
+        free = self._free.get(size)
+        if free:
+            return free.pop()
+        return torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
+
+    def give(self, *tensors: torch.Tensor) -> None:
+        for tensor in tensors:
+            self._free.setdefault(tensor.numel(), []).append(tensor)
+
+
+@dataclass
+class Engine:
+    """One rank's end of a group that only its owner uses."""
+
+    group: Group
+    device: torch.device
+    native: frozenset[Op]  # operations left to the backend
+    link: Link = field(default_factory=Link)
+
+    def __post_init__(self) -> None:
+        self.world: int = dist.get_world_size(self.group)
+        self.rank: int = dist.get_rank(self.group)
+        self._pool = Pool(pinned=self.device.type == "cuda")
+
+    # ---- collectives of bytes, wherever the backend wants them
+
+    def _all_to_all(self, out: torch.Tensor, data: torch.Tensor) -> list[Any]:
+        if self.device.type == "cpu":
+            return [dist.all_to_all_single(out, data, group=self.group, async_op=True)]
+        there = data.to(self.device, non_blocking=True)
+        back = torch.empty_like(there)
+        work = dist.all_to_all_single(back, there, group=self.group, async_op=True)
+        return [_Staged(work, back, out)]
+
+    def _all_gather(self, out: torch.Tensor, own: torch.Tensor) -> list[Any]:
+        there = own if self.device.type == "cpu" else own.to(self.device, non_blocking=True)
+        back = out if self.device.type == "cpu" else torch.empty_like(out, device=self.device)
+        work = _group.start_all_gather(self.group, back, there)
+        return [work] if back is out else [_Staged(work, back, out)]
+
+    def _all_reduce(self, tensor: torch.Tensor, reduce_op: Any) -> list[Any]:
+        if tensor.device.type == self.device.type:
+            return [dist.all_reduce(tensor, op=reduce_op, group=self.group, async_op=True)]
+        # A copy to the host is waited for: the backend reads it at once.
+        there = tensor.to(self.device, non_blocking=self.device.type != "cpu")
+        work = dist.all_reduce(there, op=reduce_op, group=self.group, async_op=True)
+        return [_Staged(work, there, tensor)]
+
+    def start_all_reduce(self, tensor: torch.Tensor) -> list[Any]:
+        """The backend's own sum of a tensor, in place."""
+        return self._all_reduce(tensor, dist.ReduceOp.SUM)
+
+    # ---- rounds
+
+    def exchange(self, message: torch.Tensor, replies: list[torch.Tensor]) -> Steps:
+        """Appends every rank's message, by rank, to `replies`. All have one length."""
+        n = message.numel()
+        room = _padded(n)
+        send, receive = self._pool.take(room * self.world), self._pool.take(room * self.world)
+        send[: room * self.world].view(self.world, room)[:, :n] = message
+        yield Wait(self._all_to_all(receive[: room * self.world], send[: room * self.world]))
+        rows = receive[: room * self.world].view(self.world, room)
+        replies.extend(rows[rank, :n].clone() for rank in range(self.world))
+        self._pool.give(send, receive)
+
+    def reduce(self, planes: Sequence[Plane], last: bool) -> Steps:
+        """Sums planes over all ranks, in place. `last`: the job's last round."""
+        planes = [plane for plane in planes if plane.lanes > 0]
+        if self.world == 1:
+            for plane in planes:
+                if plane.op.is_table_sum:
+                    _fold_all(plane, [plane.data], plane.lanes, plane.sums)
+            return
+        if self._exchanges(planes):
+            yield from self._reduce_by_exchange(planes, last)
+            return
+        scattered = [plane for plane in planes if plane.op not in self.native]
+        works: list[Any] = []
+        flips: list[torch.Tensor] = []
+        for plane in planes:
+            if plane.op in self.native:
+                works += self._start_all_reduce(plane, flips)
+        if scattered:
+            yield from self._reduce_by_scatter(scattered, last, works)
+        else:
+            yield Wait(works, last)
+        for lanes in flips:
+            _flip(lanes)
+
+    def _exchanges(self, planes: Sequence[Plane]) -> bool:
+        """Whether one step with everyone's bytes beats two steps with a share of them."""
+        total = sum(plane.nbytes for plane in planes)
+        if total * self.world > _EXCHANGE_MOST_BYTES:
+            return False
+        sent = (self.world - 1) * total
+        shared = 2 * (self.world - 1) / self.world * total
+        saved_us = (sent - shared) * 8e-3 / self.link.gbit_per_s
+        return saved_us <= self.link.latency_us
+
+    def _reduce_by_exchange(self, planes: Sequence[Plane], last: bool) -> Steps:
+        places = _places([plane.nbytes for plane in planes])
+        room = places[-1]
+        send, receive = self._pool.take(room * self.world), self._pool.take(room * self.world)
+        first = send[:room]
+        for plane, at in zip(planes, places):
+            first[at : at + plane.nbytes] = tensor_at(plane.data, plane.nbytes)
+        rest = send[room : room * self.world].view(self.world - 1, room)
+        rest.copy_(first.expand(self.world - 1, room))
+        yield Wait(self._all_to_all(receive[: room * self.world], send[: room * self.world]), last)
+        for plane, at in zip(planes, places):
+            pieces = [receive.data_ptr() + rank * room + at for rank in range(self.world)]
+            target = plane.sums if plane.op.is_table_sum else plane.data
+            _fold_all(plane, pieces, plane.lanes, target)
+        self._pool.give(send, receive)
+
+    def _start_all_reduce(self, plane: Plane, flips: list[torch.Tensor]) -> list[Any]:
+        dtype, width, name = _group.backend_view(plane.op)
+        reduce_op = getattr(dist.ReduceOp, name)
+        lanes = tensor_at(plane.data, plane.nbytes)
+        whole = plane.nbytes // width * width
+        works = []
+        if plane.op is Op.MAX_U32:
+            _flip(lanes)
+            flips.append(lanes)
+        if whole:
+            works += self._all_reduce(lanes[:whole].view(dtype), reduce_op)
+        if whole < plane.nbytes:  # u8 and u16 lanes that do not fill a wide one
+            tail = lanes[whole:]
+            padded = torch.zeros(width, dtype=torch.uint8)
+            padded[: tail.numel()] = tail
+            works += [
+                _Staged(work, padded[: tail.numel()], tail)
+                for work in self._all_reduce(padded.view(dtype), reduce_op)
+            ]
+        return works
+
+    def _reduce_by_scatter(self, planes: Sequence[Plane], last: bool, works: list[Any]) -> Steps:
+        # Segments in lanes, a multiple of 16 so that they begin on whole bytes and words.
+        shares = [-(-plane.lanes // (16 * self.world)) * 16 for plane in planes]
+        room_in = _places([p.op.nbytes(n) for p, n in zip(planes, shares)])
+        room_out = _places([p.op.sum_nbytes(n) for p, n in zip(planes, shares)])
+        send = self._pool.take(room_in[-1] * self.world)
+        receive = self._pool.take(room_in[-1] * self.world)
+        for plane, share, at in zip(planes, shares, room_in):
+            _copy_out(plane, share, send, room_in[-1], at, self.world)
+        n = room_in[-1] * self.world
+        yield Wait([*works, *self._all_to_all(receive[:n], send[:n])])
+        summed = self._pool.take(room_out[-1])
+        for plane, share, at_in, at_out in zip(planes, shares, room_in, room_out):
+            pieces = [receive.data_ptr() + r * room_in[-1] + at_in for r in range(self.world)]
+            _fold_all(plane, pieces, share, summed.data_ptr() + at_out)
+        n = room_out[-1] * self.world
+        gathered = self._pool.take(n)
+        yield Wait(self._all_gather(gathered[:n], summed[: room_out[-1]]), last)
+        for plane, share, at in zip(planes, shares, room_out):
+            _copy_in(plane, share, gathered, room_out[-1], at, self.world)
+        self._pool.give(send, receive, summed, gathered)
+
+
+class _Staged:
+    """A work whose result must be copied to where the caller wants it."""
+
+    def __init__(self, work: Any, source: torch.Tensor, target: torch.Tensor) -> None:
+        self._work, self._source, self._target = work, source, target
+        self._event: Any | None = None
+        self._copied = False
+        self.polled = source.device.type == "cuda"
+        devices = [t.device for t in (source, target) if t.device.type == "cuda"]
+        # Whoever starts a work on a stream reads the result there.
+        self._stream = torch.cuda.current_stream(devices[0]) if devices else None
+
+    def _copy(self, *timeout: Any) -> None:
+        if self._copied:
+            return
+        with torch.cuda.stream(self._stream):  # None: no stream
+            self._work.wait(*timeout)  # on a device: orders the stream, does not block
+            self._target.copy_(self._source, non_blocking=True)
+            self._copied = True
+            if self.polled:
+                self._event = torch.cuda.Event()
+                self._event.record()
+
+    def is_completed(self) -> bool:
+        if self.polled:
+            self._copy()
+            return bool(self._event is None or self._event.query())
+        if not self._work.is_completed():
+            return False
+        self._copy()
+        return True
+
+    def wait(self, *timeout: Any) -> bool:
+        self._copy(*timeout)
+        if self._event is not None:
+            self._event.synchronize()
+        return True
+
+    def get_future(self) -> Any:
+        """Of the work; on a device it is no sign of completion (see `polled`)."""
+        return self._work.get_future()
+
+
+def _places(sizes: Sequence[int]) -> list[int]:
+    """Where pieces of these sizes begin in one message, and its length at the end."""
+    places = [0]
+    for size in sizes:
+        places.append(_padded(places[-1] + size))
+    return places
+
+
+def _flip(lanes: torch.Tensor) -> None:
+    lanes.view(torch.int32).bitwise_xor_(-(2**31))
+
+
+def _fold_all(plane: Plane, pieces: Sequence[int], lanes: int, target: int) -> None:
+    """target = pieces[0] (op) pieces[1] (op) ..., in this order: the same bits on every rank."""
+    if plane.op.is_table_sum:
+        ctypes.memset(target, 0, plane.op.sum_nbytes(lanes))
+        for piece in pieces:
+            fold_table(plane.op, target, piece, plane.table, lanes)
+        return
+    nbytes = plane.op.nbytes(lanes)
+    ctypes.memmove(target, pieces[0], nbytes)
+    for piece in pieces[1:]:
+        fold(plane.op, target, piece, lanes)
+
+
+def _segments(plane_bytes: int, share_bytes: int, world: int) -> list[tuple[int, int, int]]:
+    """(rank, begin, length) of the segments that hold something."""
+    return [
+        (rank, rank * share_bytes, min(share_bytes, plane_bytes - rank * share_bytes))
+        for rank in range(world)
+        if plane_bytes > rank * share_bytes
+    ]
+
+
+def _copy_out(
+    plane: Plane, share: int, send: torch.Tensor, stride: int, at: int, world: int
+) -> None:
+    lanes = tensor_at(plane.data, plane.nbytes)
+    for rank, begin, length in _segments(plane.nbytes, plane.op.nbytes(share), world):
+        place = rank * stride + at
+        send[place : place + length] = lanes[begin : begin + length]
+
+
+def _copy_in(
+    plane: Plane, share: int, received: torch.Tensor, stride: int, at: int, world: int
+) -> None:
+    address = plane.sums if plane.op.is_table_sum else plane.data
+    lanes = tensor_at(address, plane.sum_nbytes)
+    for rank, begin, length in _segments(plane.sum_nbytes, plane.op.sum_nbytes(share), world):
+        place = rank * stride + at
+        lanes[begin : begin + length] = received[place : place + length]
+
+
+def run(steps: Steps) -> None:
+    """Runs steps to their end in this thread: for set-up and tests."""
+    for wait in steps:
+        for work in wait.works:
+            work.wait()
+
+
+def measure_link(engine: Engine) -> Link:
+    """Times small exchanges and one all-reduce of 4 MB. Collective; the slowest rank's figures."""
+    if engine.world == 1:
+        return Link()
+
+    def seconds(start: Callable[[], Steps]) -> float:
+        begin = time.perf_counter()
+        run(start())
+        return time.perf_counter() - begin
+
+    def bulk_sum(tensor: torch.Tensor) -> Steps:
+        yield Wait(engine.start_all_reduce(tensor))
+
+    small = torch.zeros(64, dtype=torch.uint8)
+    latency = sorted(seconds(lambda: engine.exchange(small, [])) for _ in range(7))[2]
+    large = torch.zeros(1 << 20, device=engine.device)
+    run(bulk_sum(large[:1024]))
+    bulk = min(seconds(lambda: bulk_sum(large)) for _ in range(2))
+    replies: list[torch.Tensor] = []
+    figures = torch.tensor([latency, bulk], dtype=torch.float64)
+    run(engine.exchange(figures.view(torch.uint8), replies))
+    worst = torch.stack([reply.view(torch.float64) for reply in replies]).max(dim=0).values
+    latency, bulk = float(worst[0]), float(worst[1])
+    bits = 2 * 8 * large.numel() * large.element_size()
+    return Link(latency * 1e6, bits / max(bulk - latency, bulk / 4) * 1e-9)
+
+
+def make_engine(group: Group, timeout_s: float, link: Link | None = None) -> Engine:
+    """An engine on a group of its own with the members of `group`. Collective."""
+    twin = _group.make_twin(group, timeout_s)
+    device = _group.transport_device(twin)
+    engine = Engine(twin, device, _group.probe(twin, device))
+    engine.link = link if link is not None else measure_link(engine)
+    return engine

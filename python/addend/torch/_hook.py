@@ -1,0 +1,462 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hook of DistributedDataParallel, and the handle that stands for it.
+
+No postponed annotations here: DDP compares the hook's annotations with the types themselves.
+"""
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Optional
+
+import torch
+import torch.distributed as dist
+
+import addend
+from addend import Codec, InvalidArgument, Mismatch, Unavailable
+from addend.torch import _group, _header, _log
+from addend.torch._coder import DTYPES, CodecJob, Coder, Memory, PlainJob, Plan, Run
+from addend.torch._engine import Engine, Link, make_engine
+from addend.torch._meter import Meter
+from addend.torch._rollcall import Place, RollCall
+from addend.torch._sparse import SparseJob, SparseSums
+from addend.torch._specs import Specs
+from addend.torch._worker import Job, Worker
+
+STATE_FORMAT = 1
+
+
+@dataclasses.dataclass
+class _Bucket:
+    """One bucket's layout and what was made for it."""
+
+    key: tuple[Any, ...]
+    names: list[str]
+    plan: Plan
+    coder: Optional[Coder]  # None: no codec takes these elements
+    owners: list[tuple[str, Codec, int]]  # parameter, its codec, its segment there
+
+
+class _Residual(NamedTuple):
+    """A codec's state of one parameter, and the loss scale in whose units it is."""
+
+    state: bytes
+    loss_scale: float
+
+
+def _value(future: "torch.futures.Future[torch.Tensor]") -> torch.Tensor:
+    return future.value()
+
+
+def _bytes_tensor(state: bytes) -> torch.Tensor:
+    if not state:  # not every torch makes a tensor of no bytes
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)
+
+
+def start(group: Any, deadline_s: float, link: Optional[Link]) -> Worker:
+    """A worker on a group of its own. Collective over `group`."""
+    engine = make_engine(group, deadline_s + 30, link)
+
+    def exchange(message: bytes) -> list[bytes]:
+        return _group.exchange_blocking(engine.group, engine.device, message)
+
+    rollcall = RollCall(engine.rank, engine.world, exchange)
+    if engine.world > 1 and not rollcall.neighbour_answers():
+        _log.INIT.warning(
+            "rank %d cannot ask rank %d where it is (a firewall?): errors may not name lost ranks",
+            engine.rank,
+            (engine.rank + 1) % engine.world,
+        )
+    return Worker(engine, rollcall, deadline_s)
+
+
+class Handle:
+    """What `attach` returns: metrics, state and life of one model's gradient exchange."""
+
+    def __init__(
+        self,
+        model: Any,
+        specs: Specs,
+        worker: Worker,
+        *,
+        seed: int,
+        in_place: Optional[bool],
+        scaler: Optional[Any],
+    ) -> None:
+        self._specs, self._worker, self._seed, self._scaler = specs, worker, seed, scaler
+        self._engine: Engine = worker.engine
+        self._meter = Meter(self._engine.rank)
+        # With views, the bucket is the gradients themselves, which must survive a failure.
+        views = bool(getattr(model, "gradient_as_bucket_view", False))
+        self._in_place = (not views) if in_place is None else in_place
+        self._names = {id(p): name for name, p in model.module.named_parameters()}
+        self._buckets: dict[int, _Bucket] = {}
+        self._parked: dict[str, _Residual] = {}  # of parameters that are in no bucket now
+        self._sparse: dict[str, SparseSums] = {}
+        self._step = -1
+        self._last_index = -1
+        self._loss_scale = 1.0
+        self._last_submitted = 0.0
+
+    # ---- the hook: runs inside backward, so it only queues
+
+    def _hook(
+        self,
+        state: object,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]  # torch's own stubs lack it
+    ) -> torch.futures.Future[torch.Tensor]:
+        begin = time.perf_counter()
+        if self._worker.failure is not None:
+            raise self._worker.failure
+        index, buffer = bucket.index(), bucket.buffer()
+        if index <= self._last_index or self._step < 0:
+            self._begin_step()
+        self._last_index = index
+        future: torch.futures.Future[torch.Tensor]
+        if buffer.device.type == "cpu":
+            future = torch.futures.Future()
+        else:
+            future = torch.futures.Future(devices=[buffer.device])
+        # DDP would take an exception that a future holds for the tensor; one raised by a callback
+        # it raises.
+        promised = future.then(_value)
+        job = self._job(index, buffer, bucket.parameters(), bucket.is_last(), future)
+        self._last_submitted = time.perf_counter()
+        self._worker.submit(job)
+        self._meter.count("hook_calls")
+        self._meter.count("time/hook_s", time.perf_counter() - begin)
+        return promised
+
+    def _begin_step(self) -> None:
+        self._step += 1
+        if self._scaler is None or not self._scaler.is_enabled():
+            return
+        scale = float(self._scaler.get_scale())
+        if scale != self._loss_scale:
+            # Residuals are in units of the scaled gradient.
+            factor = scale / self._loss_scale
+            self._worker.drain()
+            for known in self._buckets.values():
+                for run in known.coder.runs if known.coder else []:
+                    run.codec.scale_residual(factor)
+            self._loss_scale = scale
+
+    def _job(
+        self,
+        index: int,
+        buffer: torch.Tensor,
+        parameters: list[torch.Tensor],
+        is_last: bool,
+        future: "torch.futures.Future[torch.Tensor]",
+    ) -> Job:
+        step = self._step
+
+        def done(memory: Memory) -> None:
+            if is_last:  # counted before backward can return
+                self._meter.step_done(step, time.perf_counter() - self._last_submitted)
+            with memory.order():
+                future.set_result(memory.result)
+
+        place = Place(step, index)
+        common: dict[str, Any] = {
+            "loss_scale": self._loss_scale,
+            "done": done,
+            "failed": future.set_exception,
+        }
+        if buffer.is_sparse:
+            name = self._names.get(id(parameters[0]), str(index))
+            sums = self._sparse.get(name)
+            if sums is None:
+                spec = self._specs.of(name)
+                sums = self._sparse[name] = SparseSums(self._engine, spec, name, self._seed)
+            scale = 1.0 / self._engine.world
+            return SparseJob(
+                self._worker.greeter, self._meter, place, buffer, sums=sums, scale=scale, **common
+            )
+        known = self._bucket(index, buffer, parameters)
+        if known.coder is None:
+            self._meter.count("fallback/dtype")
+            return PlainJob(
+                self._worker.greeter,
+                self._meter,
+                place,
+                buffer,
+                known.plan,
+                scale=1.0 / self._engine.world,
+                in_place=self._in_place,
+                **common,
+            )
+        return CodecJob(
+            self._worker.greeter,
+            self._meter,
+            place,
+            buffer,
+            known.plan,
+            coder=known.coder,
+            in_place=self._in_place,
+            device_scale=1.0 / self._engine.world,
+            **common,
+        )
+
+    # ---- layouts
+
+    def _bucket(self, index: int, buffer: torch.Tensor, parameters: list[torch.Tensor]) -> _Bucket:
+        """What belongs to a bucket; made anew when DDP has moved parameters."""
+        key = (buffer.numel(), buffer.dtype, buffer.device, tuple(map(id, parameters)))
+        known = self._buckets.get(index)
+        if known is not None and known.key == key:
+            return known
+        here = {self._names.get(id(p)) for p in parameters}
+        stale = [i for i, b in self._buckets.items() if i == index or here.intersection(b.names)]
+        if stale:
+            self._worker.drain()
+            self._park(stale)
+        self._buckets[index] = known = self._make_bucket(index, key, buffer, parameters)
+        return known
+
+    def _park(self, stale: list[int]) -> None:
+        """Takes residuals out of buckets whose parameters have moved."""
+        for index in stale:
+            known = self._buckets.pop(index)
+            for name, codec, segment in known.owners:
+                self._parked[name] = _Residual(codec.save_segment(segment), self._loss_scale)
+            if known.coder is not None:
+                known.coder.close()
+
+    def _make_bucket(
+        self, index: int, key: tuple[Any, ...], buffer: torch.Tensor, parameters: list[torch.Tensor]
+    ) -> _Bucket:
+        names = [self._names.get(id(p), f"unnamed.{index}.{i}") for i, p in enumerate(parameters)]
+        sizes = [p.numel() for p in parameters]
+        if sum(sizes) != buffer.numel():  # padded by a release we do not know: one anonymous piece
+            names, sizes = [f"bucket.{index}"], [buffer.numel()]
+        dtype = DTYPES.get(buffer.dtype)
+        specs = [self._specs.of(name) for name in names]
+        lines = [f"{n} {s} {spec}" for n, s, spec in zip(names, sizes, specs)]
+        plan = Plan(f"{buffer.dtype} {buffer.numel()}: " + "; ".join(lines), ordered=True)
+        if dtype is None:
+            _log.PLAN.info("bucket %d: %s has no codec, travels as it is", index, buffer.dtype)
+            return _Bucket(key, names, plan, None, [])
+        runs: list[Run] = []
+        owners: list[tuple[str, Codec, int]] = []
+        first = 0
+        begin = 0
+        while first < len(names):
+            end = first
+            while end < len(names) and specs[end] == specs[first]:
+                end += 1
+            count = sum(sizes[first:end])
+            codec = self._make_codec(
+                specs[first], dtype, buffer.device, list(zip(names[first:end], sizes[first:end]))
+            )
+            owners += [(name, codec, i) for i, name in enumerate(names[first:end])]
+            runs.append(Run(begin, codec, count))
+            begin += count
+            first = end
+        _log.PLAN.info(
+            "bucket %d: %d elements of %d parameters, %s",
+            index,
+            buffer.numel(),
+            len(names),
+            ", ".join(sorted(set(specs))),
+        )
+        return _Bucket(key, names, plan, Coder(runs, buffer.element_size()), owners)
+
+    def _make_codec(
+        self, spec: str, dtype: str, device: torch.device, parameters: list[tuple[str, int]]
+    ) -> Codec:
+        engine = self._engine
+        codec = Codec(
+            spec,
+            dtype=dtype,
+            count=sum(size for _, size in parameters),
+            world=engine.world,
+            worker=engine.rank,
+            seed=self._seed,
+            bucket=_header.digest(" ".join(name for name, _ in parameters)),
+            # On a device the division happens there.
+            scale=1.0 / engine.world if device.type == "cpu" else 1.0,
+            first_step=self._step,
+            segments=[(_header.digest(name), size) for name, size in parameters],
+            latency_us=engine.link.latency_us,
+            gbit_per_s=engine.link.gbit_per_s,
+        )
+        for i, (name, size) in enumerate(parameters):
+            parked = self._parked.pop(name, None)
+            if parked is None or not parked.state:
+                continue
+            try:
+                codec.load_segment(i, self._rescaled(parked, spec, dtype, name, size))
+            except Mismatch as error:  # another shape or type, say; a residual may be lost
+                _log.STATE.warning("residual of %s dropped: %s", name, error)
+        return codec
+
+    def _rescaled(self, parked: _Residual, spec: str, dtype: str, name: str, size: int) -> bytes:
+        """A parked residual in units of today's loss scale."""
+        if parked.loss_scale == self._loss_scale:
+            return parked.state
+        with Codec(
+            spec,
+            dtype=dtype,
+            count=size,
+            world=self._engine.world,
+            worker=self._engine.rank,
+            seed=self._seed,
+            first_step=self._step,
+            segments=[(_header.digest(name), size)],
+        ) as codec:
+            codec.load_segment(0, parked.state)
+            codec.scale_residual(self._loss_scale / parked.loss_scale)
+            return codec.save_segment(0)
+
+    # ---- what users call
+
+    def metrics(self) -> dict[str, float]:
+        """Totals since attach, with `/`-separated keys; docs/python.md lists them."""
+        return self._meter.snapshot()
+
+    def start_trace(self, path: str, steps: int = 10) -> None:
+        """Records the next `steps` steps of this rank into a Chrome/Perfetto JSON file."""
+        self._meter.start_trace(path, steps)
+
+    def stop_trace(self) -> None:
+        """Ends the trace early and writes its file."""
+        self._meter.stop_trace()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a restarted rank needs: residuals by parameter name, step, seed, codec. Each rank
+        has its own; call it between steps."""
+        self._worker.drain()
+        residuals = dict(self._parked)
+        for known in self._buckets.values():
+            for name, codec, segment in known.owners:
+                residuals[name] = _Residual(codec.save_segment(segment), self._loss_scale)
+        return {
+            "format": STATE_FORMAT,
+            "step": self._step + 1,
+            "seed": self._seed,
+            "codec": str(self._specs),
+            "world": self._engine.world,
+            "rank": self._engine.rank,
+            "parameters": {
+                name: {
+                    "codec": self._specs.of(name),
+                    "loss_scale": residual.loss_scale,
+                    "residual": _bytes_tensor(residual.state),
+                }
+                for name, residual in residuals.items()
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `state_dict` was taken; call it on every rank before the next step."""
+        if state.get("format") != STATE_FORMAT:
+            raise InvalidArgument(
+                f"state of format {state.get('format')!r}, this is {STATE_FORMAT}"
+            )
+        self._worker.drain()
+        rank, world = self._engine.rank, self._engine.world
+        kept: dict[str, _Residual] = {}
+        dropped: list[str] = []
+        if int(state["rank"]) != rank:
+            _log.STATE.warning(
+                "rank %d loads the state of rank %s: its residuals are dropped (save one per rank)",
+                rank,
+                state["rank"],
+            )
+        else:
+            for name, saved in state["parameters"].items():
+                residual = bytes(saved["residual"].cpu().numpy().tobytes())
+                if saved["codec"] == self._specs.of(name):
+                    kept[name] = _Residual(residual, float(saved["loss_scale"]))
+                elif residual:
+                    dropped.append(name)
+        if dropped:
+            _log.STATE.warning("residuals dropped, the codec changed: %s", ", ".join(dropped[:20]))
+        if int(state["world"]) != world:
+            _log.STATE.warning(
+                "world size was %s, is %d: rank %d keeps its residuals; those of ranks that are"
+                " gone are lost, new ranks begin with none",
+                state["world"],
+                world,
+                rank,
+            )
+        if int(state["seed"]) != self._seed:
+            _log.STATE.warning("seed %s of the state replaces %d", state["seed"], self._seed)
+        for known in self._buckets.values():
+            if known.coder is not None:
+                known.coder.close()
+        self._buckets.clear()
+        self._parked = kept
+        self._seed = int(state["seed"])
+        self._step = int(state["step"]) - 1
+        self._last_index = 1 << 62  # the next bucket begins a step
+
+    def close(self) -> None:
+        """Ends the worker's thread. The model cannot run backward with this hook afterwards."""
+        self._meter.stop_trace()
+        self._worker.close()
+
+    @property
+    def failure(self) -> Optional[addend.Error]:
+        """What ended the exchange, if something did."""
+        return self._worker.failure
+
+
+def attach(
+    model: Any,
+    codec: str = "exact",
+    *,
+    overrides: Optional[Mapping[str, str]] = None,
+    scaler: Optional[Any] = None,
+    deadline: float = 300.0,
+    seed: int = 0,
+    link: Optional[Link] = None,
+    in_place: Optional[bool] = None,
+) -> Handle:
+    """Sends the gradients of a DistributedDataParallel model compressed. Collective.
+
+    codec: "exact" (lossless, chosen per bucket, dense where that is cheaper), "quant:bits=4", or
+    any other spec. overrides: specs by parameter name pattern ({"*.bias": "dense"}), the first
+    match counts. scaler: the GradScaler in use, if any, so that residuals follow its scale.
+    deadline: seconds that a bucket may wait for another rank before the step fails on all of them.
+    seed: of quantisation; the same on all ranks. link: the network's latency and speed, measured
+    when not given. in_place: let plain sums run in the bucket itself; by default only where a
+    failure then still leaves the gradients alone (gradient_as_bucket_view=False).
+    """
+    if not hasattr(model, "register_comm_hook"):
+        raise InvalidArgument("attach takes a model wrapped in DistributedDataParallel")
+    if deadline <= 0:
+        raise InvalidArgument("deadline must be positive")
+    group = getattr(model, "process_group", None)
+    if group is None:
+        raise Unavailable("the model has no process group")
+    specs = Specs(codec, overrides or {}, dist.get_world_size(group))
+    worker = start(group, deadline, link)
+    handle = Handle(model, specs, worker, seed=seed, in_place=in_place, scaler=scaler)
+    try:
+        model.register_comm_hook(None, handle._hook)
+    except Exception:
+        worker.close()
+        raise
+    engine = worker.engine
+    parameters = [p for p in model.module.parameters() if p.requires_grad]
+    _log.INIT.info(
+        "version %s, rank %d of %d, %d parameters, %d elements of %s, codec %s, backend %s,"
+        " link %.0f us %.2f Gbit/s, %s",
+        addend.__version__,
+        engine.rank,
+        engine.world,
+        len(parameters),
+        sum(p.numel() for p in parameters),
+        ", ".join(sorted({str(p.dtype) for p in parameters})),
+        specs,
+        dist.get_backend(group),
+        engine.link.latency_us,
+        engine.link.gbit_per_s,
+        "tensors staged through pinned memory"
+        if any(p.device.type != "cpu" for p in parameters)
+        else "tensors on the CPU",
+    )
+    return handle

@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one thread of a group that issues collectives.
+
+Jobs run in submission order. A job is a generator of Waits; only the job in front issues
+collectives, and the next one starts when the front job's last collective is issued, not when it is
+done. So the order of issue is the same on all ranks whatever their timing, while one job's sums
+travel the thread encodes the next and decodes the one before.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import contextlib
+import os
+import re
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from addend import Error, Mismatch, Unavailable
+from addend import Timeout as AddendTimeout
+from addend.torch import _group, _log
+from addend.torch._engine import Engine, Steps, Wait
+from addend.torch._header import Greeter
+from addend.torch._rollcall import Place, RollCall, describe
+
+_SLICE_S = 0.5  # how long a blocked wait goes without looking at the deadline
+_POLL_S = 50e-6
+_SETTLE_S = 2.0  # for collectives that were cut off, or that all ranks take part in
+
+
+class Job:
+    """One bucket's way through the worker."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place  # the job moves it on with every round
+        self.started = 0.0
+        self.prepared = False
+
+    def can_start(self) -> bool:
+        """False while it needs something that a job before it still uses."""
+        return True
+
+    def prepare(self) -> None:
+        """What may run before the job is in front: no collectives."""
+
+    def steps(self) -> Steps:
+        raise NotImplementedError
+
+    def succeed(self) -> None:
+        """Called once, after the last step."""
+
+    def fail(self, error: Exception) -> None:
+        """Called once, instead of succeed."""
+
+
+class _Running:
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.steps = job.steps()
+        self.wait = Wait([])
+        job.started = time.monotonic()
+
+    def advance(self) -> bool:
+        """Runs to the next wait; False at the end. Raises what a collective raised."""
+        for work in self.wait.works:
+            work.wait()
+        found = next(self.steps, None)
+        self.wait = found if found is not None else Wait([], final=True)
+        return found is not None
+
+
+class Worker:
+    """Runs jobs over an engine. `deadline_s`: how long one job may wait for its peers."""
+
+    def __init__(self, engine: Engine, rollcall: RollCall, deadline_s: float) -> None:
+        self.engine, self.rollcall, self.deadline_s = engine, rollcall, deadline_s
+        self.greeter = Greeter(engine)
+        self.failure: Error | None = None
+        self._pid = os.getpid()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)  # for the thread: there is something to do
+        self._idle = threading.Condition(lock)  # for drain: nothing is under way
+        # Under the condition's lock:
+        self._queue: collections.deque[Job] = collections.deque()
+        self._busy = 0  # jobs submitted and not ended
+        self._inline = False  # a caller's thread runs the only job there is
+        self._stop = False
+        self._aborted: str | None = None
+        # Of the thread:
+        self._front: _Running | None = None
+        self._tails: collections.deque[_Running] = collections.deque()  # all theirs is issued
+        self._at: Job | None = None  # for which it is doing something
+        rollcall.on_abort(self._abort_from)
+        self._thread = threading.Thread(target=self._loop, name="addend-worker", daemon=True)
+        self._thread.start()
+        _open_workers.add(self)
+
+    # ---- callers' threads
+
+    def submit(self, job: Job) -> None:
+        self._check_process()
+        with self._changed:
+            if self.failure is not None:
+                raise self.failure
+            if self._stop:
+                raise Unavailable("this addend handle is closed")
+            self._queue.append(job)
+            self._busy += 1
+            self._changed.notify_all()
+
+    def call(self, job: Job) -> None:
+        """Like submit, but runs the job to its end in this thread if nothing else is under way:
+        saves two thread hops. Either way the job itself knows how it ended."""
+        self._check_process()
+        with self._changed:
+            ended = self.failure is not None or self._aborted is not None or self._stop
+            inline = self._busy == 0 and not self._inline and not ended
+            if inline:
+                self._inline = True
+                self._busy = 1
+        if inline:
+            self._run_inline(job)
+        else:
+            self.submit(job)
+
+    def drain(self) -> None:
+        """Blocks until every job so far has ended."""
+        self._check_process()
+        with self._changed:
+            while self._busy > 0 and self._thread.is_alive():
+                self._idle.wait(_SLICE_S)
+
+    @property
+    def closed(self) -> bool:
+        return self._stop
+
+    def close(self) -> None:
+        if os.getpid() != self._pid:
+            return  # nothing of it lives here, and its locks may be held by threads that do not
+        with self._changed:
+            if self._stop:
+                return
+            self._stop = True
+            self._changed.notify_all()
+        self._thread.join(timeout=5.0)
+        self.rollcall.close()
+        _open_workers.discard(self)
+        if not self._thread.is_alive() and not self._inline:
+            _group.destroy(self.engine.group)
+            self.engine.group = None
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise Unavailable("addend does not run in a forked child; start processes with spawn")
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    # ---- the thread
+
+    def _loop(self) -> None:
+        try:
+            while self._turn():
+                pass
+        except Exception as error:  # whatever it is, nothing behind it can be in order
+            self._fail(error, self._at, self._in_flight())
+
+    def _turn(self) -> bool:
+        """Does the next thing that can be done, or waits for one; False when all is over."""
+        self._at = next((running.job for running in self._in_flight()), None)
+        if self._tails and self._tails[0].wait.done():
+            self._finish(self._tails[0])
+            return True
+        if self._front is not None and self._front.wait.done():
+            self._advance(self._front)
+            return True
+        with self._changed:
+            while self._inline:
+                self._changed.wait()
+            if self.failure is not None:
+                return False
+            if self._at is None and self._queue:
+                self._at = self._queue[0]
+            self._check_abort()
+            if self._stop and self._busy == 0:
+                return False
+            self._check_stop()
+            job = self._queue[0] if self._queue and self._queue[0].can_start() else None
+            if job is not None and self._front is None:
+                self._front = _Running(self._queue.popleft())
+                return True
+        if job is not None and not job.prepared:
+            self._at = job
+            job.prepared = True
+            job.prepare()
+            return True
+        self._block()
+        return True
+
+    def _in_flight(self) -> list[_Running]:
+        return ([self._front] if self._front is not None else []) + list(self._tails)
+
+    def _advance(self, running: _Running) -> None:
+        """One leg of the front job."""
+        self._at = running.job
+        more = running.advance()
+        self.rollcall.place = running.job.place
+        if not more and not self._tails:
+            self._end(running.job)
+        elif running.wait.final:  # issues no more; ends after the jobs before it
+            self._tails.append(running)
+        else:
+            return
+        self._front = None
+
+    def _finish(self, running: _Running) -> None:
+        self._at = running.job
+        if running.advance():
+            raise Unavailable("a job went on after its last round")
+        self._end(running.job)
+        self._tails.popleft()
+
+    def _end(self, job: Job) -> None:
+        job.succeed()
+        with self._changed:
+            self._busy -= 1
+            if self._busy == 0:
+                self._idle.notify_all()
+
+    def _check_abort(self) -> None:
+        if self._aborted is not None:
+            raise Unavailable(self._aborted)
+
+    def _check_stop(self) -> None:
+        if self._stop:
+            raise Unavailable("closed with buckets in flight")
+
+    def _check_deadline(self, job: Job) -> None:
+        if time.monotonic() - job.started > self.deadline_s:
+            self._at = job
+            raise AddendTimeout(f"no answer within {self.deadline_s:g} s")
+
+    def _block(self) -> None:
+        """Sleeps until something may have changed."""
+        flying = self._in_flight()
+        for running in flying:
+            self._check_deadline(running.job)
+        if any(running.wait.polled for running in flying):
+            time.sleep(_POLL_S)
+            return
+        for running in flying:
+            if not running.wait.watched:
+                running.wait.watched = True
+                for work in running.wait.works:
+                    work.get_future().add_done_callback(self._notify)
+        with self._changed:
+            if self._aborted is not None or self._stop:
+                return
+            if any(running.wait.done() for running in flying[: 1 if self._front is None else 2]):
+                return
+            following = self._queue[0] if self._queue and self._queue[0].can_start() else None
+            if following is not None and (self._front is None or not following.prepared):
+                return
+            self._changed.wait(_SLICE_S if flying else None)
+
+    def _notify(self, _future: Any) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    # ---- a job in the caller's thread
+
+    def _run_inline(self, job: Job) -> None:
+        running = _Running(job)
+        try:
+            while running.advance():
+                self.rollcall.place = job.place
+                for work in running.wait.works:
+                    self._block_inline(job, work)
+            self._end(job)
+        except BaseException as error:  # an interrupt too leaves the others waiting for this rank
+            self._fail(error, job, [running])
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            with self._changed:
+                self._inline = False
+                if self._queue or self._stop or self._aborted is not None:
+                    self._changed.notify_all()  # else let the thread sleep: waking it costs us
+
+    def _block_inline(self, job: Job, work: Any) -> None:
+        slice_ = _group.seconds(_SLICE_S)
+        while not work.is_completed():
+            with contextlib.suppress(RuntimeError):  # the slice ran out, or the work failed:
+                work.wait(slice_)  # then `advance` raises it
+            self._check_abort()
+            self._check_stop()
+            self._check_deadline(job)
+
+    # ---- failure
+
+    def _abort_from(self, rank: int, text: str) -> None:
+        with self._changed:
+            if self._aborted is None:
+                self._aborted = f"rank {rank} gave up: {text}"
+            self._changed.notify_all()
+
+    def _fail(self, error: BaseException, at: Job | None, flying: list[_Running]) -> None:
+        """Ends every job with one error that says where, who and why, and tells the peers."""
+        place = at.place if at is not None else self.rollcall.place
+        failure, listeners = self._explain(error, place)
+        _log.FAULT.error("%s", failure)
+        self.rollcall.fail(str(failure))
+        self.rollcall.abort(listeners, str(failure))
+        works = [work for running in flying for work in running.wait.works]
+        if isinstance(error, Mismatch):  # all ranks see it, at the end of what they have in flight
+            _settled(works)
+        _group.abort(self.engine.group)
+        _settled(works)
+        with self._changed:
+            self.failure = failure
+            doomed = [running.job for running in flying] + list(self._queue)
+            self._queue.clear()
+            self._busy = 0
+            self._changed.notify_all()
+            self._idle.notify_all()
+        for job in doomed:
+            try:
+                job.fail(failure)
+            except Exception:  # the next one must be told all the same
+                _log.FAULT.exception("a job could not be ended")
+
+    def _explain(self, error: BaseException, place: Place) -> tuple[Error, list[int]]:
+        """What to raise, and the ranks that do not know yet."""
+        where = f"rank {self.rollcall.rank} of {self.rollcall.world}, {place}"
+        cause = _cause(error)
+        others = [rank for rank in range(self.rollcall.world) if rank != self.rollcall.rank]
+        if isinstance(error, Mismatch):
+            return Mismatch(f"{where}: {cause}"), []
+        if self._aborted is not None:
+            return Unavailable(f"{where}: {self._aborted}"), []
+        if isinstance(error, Error) and not isinstance(error, (AddendTimeout, Unavailable)):
+            return type(error)(f"{where}: {cause}"), others
+        if self._stop:
+            return Unavailable(f"{where}: {cause}"), others
+        late = isinstance(error, AddendTimeout)
+        answers = self.rollcall.ask_all()
+        if self._aborted is not None:  # meanwhile; and who said so may be gone by now
+            return Unavailable(f"{where}: {self._aborted}"), []
+        culprits = describe(answers, place if late else None)
+        said = f"{culprits} ({cause})" if culprits else f"{cause} (every rank answers)"
+        kind = AddendTimeout if late else Unavailable
+        return kind(f"{where}: {said}"), [a.rank for a in answers if a.verdict == "working"]
+
+
+def _cause(error: BaseException) -> str:
+    """What happened, in a line, less the place in a backend's source and its advice."""
+    line = next(iter(str(error).strip().splitlines()), repr(error))
+    return re.sub(r"^\[[^]]*:\d+\] ", "", line).partition(". This is typically")[0]
+
+
+def _settled(works: Sequence[Any]) -> bool:
+    """Waits a little for works to end, well or badly; whether all did."""
+    until = time.monotonic() + _SETTLE_S
+    while not all(_over(work) for work in works):
+        if time.monotonic() > until:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def _over(work: Any) -> bool:
+    try:
+        return bool(work.is_completed())
+    except Exception:
+        return True
+
+
+_open_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+def close_all() -> None:
+    """Ends every worker's thread; also runs at interpreter exit."""
+    for worker in list(_open_workers):
+        worker.close()
+
+
+atexit.register(close_all)
