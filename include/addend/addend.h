@@ -5,7 +5,8 @@
  * Versioning: functions are only added within a major version; structs carry a size that the caller
  * sets, and grow at the end. Threads: handles are not thread-safe unless said; different handles
  * may be used by different threads at once. Memory: gradients stay the caller's; a failed call
- * leaves them untouched. Handles are freed with their own function, which accepts NULL.
+ * leaves them untouched, unless the step was begun in place. Handles are freed with their own
+ * function, which accepts NULL.
  *
  * A worker's step, with the reduction done by the caller (NCCL, Gloo, anything that can add):
  *
@@ -73,6 +74,7 @@ typedef struct addend_plane {
 
 typedef struct addend_round {
   uint32_t plane_count; /* 0: no more rounds */
+  uint32_t last;        /* 1: no round follows, whatever the sums are; 0: there may be more */
   addend_plane planes[ADDEND_MAX_PLANES];
 } addend_round;
 
@@ -88,6 +90,12 @@ ADDEND_API addend_status addend_fold_table(addend_op op, void* acc, const uint8_
 
 typedef struct addend_codec addend_codec;
 
+/* A part of a gradient with a name of its own: a parameter of a model. */
+typedef struct addend_segment {
+  uint64_t id; /* the same wherever the segment travels; unique in a layout */
+  uint64_t count;
+} addend_segment;
+
 /* What all workers agree on. Start from addend_layout_init(&layout, sizeof layout). */
 typedef struct addend_layout {
   uint32_t size;
@@ -99,6 +107,12 @@ typedef struct addend_layout {
   uint64_t bucket;           /* the caller's name for this gradient */
   double network_latency_us; /* hints for the choice of mode; never change the result */
   double network_gbit_per_s;
+  double scale; /* the result is this times the sum: 1.0 / world gives the mean */
+  /* Parts of the gradient, in order, or none; copied. What a codec does to a segment, and the state
+   * it keeps for it, then depend on the segment's id and not on the bucket. */
+  const addend_segment* segments;
+  uint64_t segment_count;
+  uint64_t first_step; /* a codec made later goes on as one that has run so many steps */
 } addend_layout;
 
 /* Writes the defaults; `size` is sizeof(addend_layout) as the caller was compiled, so that either
@@ -112,8 +126,15 @@ ADDEND_API addend_status addend_codec_create(const char* spec, const addend_layo
 ADDEND_API void addend_codec_destroy(addend_codec* codec);
 /* Equal on all workers that may be summed, for the step that begins next or is in progress. */
 ADDEND_API uint64_t addend_codec_fingerprint(const addend_codec* codec);
+/* The plan of that step: "dense", "packed", "two-level", "sketch" or "quant"; never freed. Equal on
+ * all workers, and known before a gradient is. */
+ADDEND_API const char* addend_codec_next_mode(const addend_codec* codec);
 /* `gradient` must stay unchanged until finish or cancel. */
 ADDEND_API addend_status addend_codec_begin(addend_codec* codec, const void* gradient);
+/* The same, but the caller gives the gradient's contents up: planes may lie in it, which saves
+ * dense rounds a copy in each direction if finish gets this pointer, too. If the step fails or is
+ * cancelled, the contents are unspecified. */
+ADDEND_API addend_status addend_codec_begin_in_place(addend_codec* codec, void* gradient);
 /* Encodes the next round. Its planes must be reduced in place before the next call and belong to
  * the codec. */
 ADDEND_API addend_status addend_codec_next_round(addend_codec* codec, addend_round* round);
@@ -132,6 +153,17 @@ ADDEND_API addend_status addend_codec_save_state(const addend_codec* codec, void
                                                  uint64_t capacity, uint64_t* size);
 ADDEND_API addend_status addend_codec_load_state(addend_codec* codec, const void* state,
                                                  uint64_t size);
+/* The same for segment number `segment` of the layout (0: all of a layout without segments), to be
+ * loaded into a codec whose layout holds that segment among others, at the same step (see
+ * first_step). Bucket, world and scale may be others. ADDEND_MISMATCH for a state of another
+ * worker, segment, plan or step. */
+ADDEND_API addend_status addend_codec_save_segment(const addend_codec* codec, uint64_t segment,
+                                                   void* state, uint64_t capacity, uint64_t* size);
+ADDEND_API addend_status addend_codec_load_segment(addend_codec* codec, uint64_t segment,
+                                                   const void* state, uint64_t size);
+/* Multiplies what error feedback keeps, between steps, for gradients that come in other units from
+ * now on (another loss scale). Powers of two lose no bit. */
+ADDEND_API addend_status addend_codec_scale_residual(addend_codec* codec, double factor);
 
 #define ADDEND_UNKNOWN (~(uint64_t)0)
 
@@ -149,6 +181,11 @@ typedef struct addend_report {
   uint64_t escaped_values;
   char mode[16];     /* "dense", "packed", "two-level", "sketch" */
   char fallback[16]; /* "none", "fix-up", "packed", "dense", "first-step" */
+  /* Lossy codecs, on a sample that moves with the step: the energy of what this worker put in, its
+   * residual included, and of what its contribution lost. Both 0 where nothing is lost. */
+  double sampled_energy;
+  double sampled_error;
+  uint64_t nonfinite; /* elements in blocks that are NaN for a NaN or Inf on some worker */
 } addend_report;
 
 ADDEND_API addend_status addend_codec_report(const addend_codec* codec, addend_report* report);

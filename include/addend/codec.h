@@ -55,6 +55,12 @@ struct NetworkHint {
   double gbit_per_s = 10;  ///< at which one worker's plane bytes travel
 };
 
+/// A part of a gradient with a name of its own: a parameter of a model.
+struct Segment {
+  uint64_t id = 0;     ///< the same wherever the segment travels; unique in a layout
+  uint64_t count = 0;  ///< elements
+};
+
 /// What all workers agree on before the first step. Must be equal on all workers, but for `worker`.
 struct Layout {
   DType dtype = DType::kF32;
@@ -63,6 +69,17 @@ struct Layout {
   uint32_t worker = 0;  ///< this worker's number, the only field that differs between workers
   uint64_t seed = 0;
   uint64_t bucket = 0;  ///< caller's name for this gradient; a different bucket is a mismatch
+  /// The result is this times the sum: 1 / world gives the mean. Positive, and normal as an f32.
+  /// Where float sums travel, values are multiplied before they are added, so that a mean of f16
+  /// does not overflow on the way; elsewhere the decoded sum is multiplied.
+  double scale = 1;
+  /// Parts of the gradient, in order; empty, or their counts add up to `count`. What a codec does
+  /// to a segment, and the state it keeps for it, are then functions of the segment's id and not of
+  /// the bucket, so that segments may move between buckets (see Codec::save_segment).
+  std::vector<Segment> segments;
+  /// The number of the first step. A codec made later goes on with the randomness of one that has
+  /// run so many steps.
+  uint64_t first_step = 0;
   NetworkHint network;
   Execution execution;
 };
@@ -84,6 +101,13 @@ struct Report {
   std::string_view mode = "dense";  ///< what the plan was: dense, packed, two-level, sketch, quant
   std::string_view fallback =
       "none";  ///< which rung of the ladder ran: none, fix-up, packed, dense, ...
+  /// Lossy codecs, on a sample that moves with the step: the energy of what this worker put in, its
+  /// residual included, and of what its contribution lost of it. Their quotient is the relative
+  /// squared error of one worker; the mean over n workers has about 1/n of it, or less. Both are 0
+  /// where nothing is lost.
+  double sampled_energy = 0;
+  double sampled_error = 0;
+  uint64_t nonfinite = 0;  ///< elements in blocks that are NaN for a NaN or Inf on some worker
 };
 
 /// One worker's workspace and state for one layout, reused across steps. Not thread-safe; movable
@@ -96,16 +120,26 @@ class Codec {
   /// be summed.
   virtual uint64_t fingerprint() const = 0;
 
+  /// The mode of that plan, in the words of Report::mode. The text is a literal: it ends in NUL and
+  /// outlives the codec.
+  virtual std::string_view next_mode() const = 0;
+
   /// Starts a step. `gradient` must stay readable and unchanged until finish or cancel; it is not
   /// written.
   virtual Status begin(const void* gradient) = 0;
+
+  /// The same, but the caller gives the gradient's contents up: planes may lie in it, which saves
+  /// dense rounds a copy in each direction (if finish gets this pointer, too). If the step fails or
+  /// is cancelled, the contents are unspecified.
+  virtual Status begin_in_place(void* gradient) = 0;
 
   /// Encodes the next round into `round`; returns false when every round is done. The planes must
   /// be reduced in place before the next call.
   virtual Result<bool> next_round(Round& round) = 0;
 
   /// Decodes the sum into `gradient` (the buffer given to begin, or another of the same layout). On
-  /// error nothing is written to it.
+  /// error nothing is written to it. The same buffer is faster: what is zero there already, and in
+  /// the sum, is not written again.
   virtual Status finish(void* gradient) = 0;
 
   /// Abandons the step in progress, if any. State that later plans depend on stays as before the
@@ -123,6 +157,18 @@ class Codec {
   /// or worker is kMismatch and changes nothing.
   virtual Result<std::vector<uint8_t>> save_state() const = 0;
   virtual Status load_state(std::span<const uint8_t> state) = 0;
+
+  /// The same for one segment of the layout (segment 0 is all of a layout without segments), to be
+  /// loaded into a codec whose layout holds that segment among others, at the same step: set
+  /// Layout::first_step. Bucket, world and scale may be others. A state of another worker, segment,
+  /// plan or step is kMismatch and changes nothing.
+  virtual Result<std::vector<uint8_t>> save_segment(uint64_t segment) const = 0;
+  virtual Status load_segment(uint64_t segment, std::span<const uint8_t> state) = 0;
+
+  /// Multiplies what error feedback keeps, between steps, for gradients that come in other units
+  /// from now on (another loss scale). Powers of two lose no bit. Nothing to do for codecs without
+  /// feedback. REQUIRES: factor is finite and above 0.
+  virtual Status scale_residual(double factor) = 0;
 
   /// Of the last finished step.
   virtual const Report& report() const = 0;

@@ -77,8 +77,13 @@ struct Round {
   static constexpr std::size_t kMaxPlanes = 4;
   std::array<Plane, kMaxPlanes> planes;
   std::size_t size = 0;
+  /// No round follows in this step, whatever the sums are. Clear where that depends on them.
+  bool last = false;
 
-  void clear() { size = 0; }
+  void clear() {
+    size = 0;
+    last = false;
+  }
   void add(const Plane& plane) { planes[size++] = plane; }
   Plane* begin() { return planes.data(); }
   Plane* end() { return planes.data() + size; }

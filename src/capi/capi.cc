@@ -14,6 +14,7 @@
 #include "addend/fold.h"
 #include "addend/pipeline.h"
 #include "addend/reduce.h"
+#include "capi/convert.h"
 
 struct addend_codec {
   std::unique_ptr<addend::Codec> codec;
@@ -29,11 +30,9 @@ namespace {
 
 using addend::Errc;
 using addend::Error;
-using addend::Plane;
 using addend::Round;
 using addend::Status;
 
-static_assert(ADDEND_MAX_PLANES == Round::kMaxPlanes);
 static_assert(static_cast<int>(Errc::kOutOfMemory) == ADDEND_OUT_OF_MEMORY);
 
 thread_local std::string t_last_error;
@@ -59,25 +58,21 @@ addend_status guarded(Body&& body) noexcept {
   }
 }
 
-addend_round to_c(const Round& round) {
-  addend_round out{};
-  out.plane_count = static_cast<uint32_t>(round.size);
-  for (std::size_t i = 0; i < round.size; ++i) {
-    const Plane& plane = round.planes[i];
-    out.planes[i] = {static_cast<addend_op>(plane.op), plane.lanes, plane.data, plane.table,
-                     plane.sums};
+// Writes a saved state if there is a buffer with room for it, and its size in any case.
+addend_status hand_over(const addend::Result<std::vector<uint8_t>>& saved, void* state,
+                        uint64_t capacity, uint64_t* size) {
+  if (!saved) return fail(saved.error());
+  *size = saved->size();
+  if (state == nullptr) return ADDEND_OK;
+  if (capacity < saved->size()) {
+    return fail(addend::make_error(Errc::kCapacity, "the buffer is too small: the state has " +
+                                                        std::to_string(*size) + " bytes"));
   }
-  return out;
+  if (!saved->empty()) std::memcpy(state, saved->data(), saved->size());
+  return ADDEND_OK;
 }
 
 bool is_op(addend_op op) { return static_cast<unsigned>(op) < ADDEND_OP_COUNT; }
-
-template <std::size_t kSize>
-void copy_text(std::string_view text, char (&out)[kSize]) {
-  const std::size_t length = std::min(text.size(), kSize - 1);
-  std::memset(out, 0, kSize);
-  std::memcpy(out, text.data(), length);
-}
 
 // A reducer made of the caller's function.
 class CustomReducer final : public addend::Reducer {
@@ -90,7 +85,7 @@ class CustomReducer final : public addend::Reducer {
   Status reduce(Round& round, addend::Deadline deadline) override {
     const auto left = deadline - std::chrono::steady_clock::now();
     const auto left_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(left).count();
-    addend_round planes = to_c(round);
+    addend_round planes = addend::to_c(round);
     t_last_error = "the reduce function gave no message";
     const addend_status status =
         reduce_(context_, &planes, left_ns > 0 ? static_cast<uint64_t>(left_ns) : 0);
@@ -146,13 +141,7 @@ addend_status addend_fold_table(addend_op op, void* acc, const uint8_t* indices,
 
 void addend_layout_init(addend_layout* layout, size_t size) {
   if (layout == nullptr || size < sizeof(uint32_t)) return;
-  const addend::Layout defaults;
-  addend_layout known{};
-  known.size = static_cast<uint32_t>(size);
-  known.dtype = static_cast<addend_dtype>(defaults.dtype);
-  known.world = defaults.world;
-  known.network_latency_us = defaults.network.latency_us;
-  known.network_gbit_per_s = defaults.network.gbit_per_s;
+  const addend_layout known = addend::default_layout(size);
   // A caller from another time has a shorter or a longer struct: fill what both know, clear the
   // rest.
   std::memset(layout, 0, size);
@@ -166,32 +155,11 @@ addend_status addend_codec_create(const char* spec, const addend_layout* layout,
       return invalid("addend_codec_create: null argument");
     }
     *codec = nullptr;
-    if (layout->size < sizeof(addend_layout)) {
-      return invalid(
-          "addend_codec_create: layout.size is too small; call addend_layout_init first");
-    }
-    // A newer caller may have set fields that this library does not know.
-    const auto* tail = reinterpret_cast<const unsigned char*>(layout);
-    for (std::size_t i = sizeof(addend_layout); i < layout->size; ++i) {
-      if (tail[i] != 0) {
-        return fail(addend::make_error(Errc::kUnsupported,
-                                       "addend_codec_create: the layout uses a newer ABI"));
-      }
-    }
-    if (static_cast<unsigned>(layout->dtype) > ADDEND_DTYPE_F16) {
-      return invalid("addend_codec_create: unknown element type");
-    }
-    addend::Layout cpp;
-    cpp.dtype = static_cast<addend::DType>(layout->dtype);
-    cpp.count = layout->count;
-    cpp.world = layout->world;
-    cpp.worker = layout->worker;
-    cpp.seed = layout->seed;
-    cpp.bucket = layout->bucket;
-    cpp.network = {layout->network_latency_us, layout->network_gbit_per_s};
+    const auto cpp = addend::to_cpp(layout);
+    if (!cpp) return fail(cpp.error());
     const auto parsed = addend::CodecSpec::parse(spec);
     if (!parsed) return fail(parsed.error());
-    auto made = addend::create_codec(*parsed, cpp);
+    auto made = addend::create_codec(*parsed, *cpp);
     if (!made) return fail(made.error());
     *codec = new addend_codec{std::move(*made)};
     return ADDEND_OK;
@@ -204,9 +172,18 @@ uint64_t addend_codec_fingerprint(const addend_codec* codec) {
   return codec == nullptr ? 0 : codec->codec->fingerprint();
 }
 
+const char* addend_codec_next_mode(const addend_codec* codec) {
+  return codec == nullptr ? "" : codec->codec->next_mode().data();
+}
+
 addend_status addend_codec_begin(addend_codec* codec, const void* gradient) {
   if (codec == nullptr) return invalid("addend_codec_begin: null codec");
   return guarded([&] { return to_status(codec->codec->begin(gradient)); });
+}
+
+addend_status addend_codec_begin_in_place(addend_codec* codec, void* gradient) {
+  if (codec == nullptr) return invalid("addend_codec_begin_in_place: null codec");
+  return guarded([&] { return to_status(codec->codec->begin_in_place(gradient)); });
 }
 
 addend_status addend_codec_next_round(addend_codec* codec, addend_round* round) {
@@ -217,7 +194,7 @@ addend_status addend_codec_next_round(addend_codec* codec, addend_round* round) 
     Round planes;
     const auto more = codec->codec->next_round(planes);
     if (!more) return fail(more.error());
-    if (*more) *round = to_c(planes);
+    if (*more) *round = addend::to_c(planes);
     return ADDEND_OK;
   });
 }
@@ -239,18 +216,7 @@ addend_status addend_codec_exclude(addend_codec* codec) {
 addend_status addend_codec_save_state(const addend_codec* codec, void* state, uint64_t capacity,
                                       uint64_t* size) {
   if (codec == nullptr || size == nullptr) return invalid("addend_codec_save_state: null argument");
-  return guarded([&] {
-    const auto saved = codec->codec->save_state();
-    if (!saved) return fail(saved.error());
-    *size = saved->size();
-    if (state == nullptr) return ADDEND_OK;
-    if (capacity < saved->size()) {
-      return fail(
-          addend::make_error(Errc::kCapacity, "addend_codec_save_state: the buffer is too small"));
-    }
-    if (!saved->empty()) std::memcpy(state, saved->data(), saved->size());
-    return ADDEND_OK;
-  });
+  return guarded([&] { return hand_over(codec->codec->save_state(), state, capacity, size); });
 }
 
 addend_status addend_codec_load_state(addend_codec* codec, const void* state, uint64_t size) {
@@ -263,25 +229,32 @@ addend_status addend_codec_load_state(addend_codec* codec, const void* state, ui
   });
 }
 
+addend_status addend_codec_save_segment(const addend_codec* codec, uint64_t segment, void* state,
+                                        uint64_t capacity, uint64_t* size) {
+  if (codec == nullptr || size == nullptr)
+    return invalid("addend_codec_save_segment: null argument");
+  return guarded(
+      [&] { return hand_over(codec->codec->save_segment(segment), state, capacity, size); });
+}
+
+addend_status addend_codec_load_segment(addend_codec* codec, uint64_t segment, const void* state,
+                                        uint64_t size) {
+  if (codec == nullptr || (state == nullptr && size > 0))
+    return invalid("addend_codec_load_segment: null argument");
+  return guarded([&] {
+    return to_status(codec->codec->load_segment(
+        segment, {static_cast<const uint8_t*>(state), static_cast<std::size_t>(size)}));
+  });
+}
+
+addend_status addend_codec_scale_residual(addend_codec* codec, double factor) {
+  if (codec == nullptr) return invalid("addend_codec_scale_residual: null codec");
+  return guarded([&] { return to_status(codec->codec->scale_residual(factor)); });
+}
+
 addend_status addend_codec_report(const addend_codec* codec, addend_report* report) {
   if (codec == nullptr || report == nullptr) return invalid("addend_codec_report: null argument");
-  if (report->size < sizeof(addend_report)) {
-    return invalid("addend_codec_report: set report.size to sizeof(addend_report)");
-  }
-  const addend::Report& from = codec->codec->report();
-  static_assert(sizeof(addend_report::round_bytes) == sizeof(from.round_bytes));
-  report->rounds = from.rounds;
-  report->wire_bytes = from.wire_bytes;
-  report->dense_bytes = from.dense_bytes;
-  std::copy(from.round_bytes.begin(), from.round_bytes.end(), report->round_bytes);
-  report->local_nonzeros = from.local_nonzeros;
-  report->union_nonzeros = from.union_nonzeros;
-  report->cells = from.cells;
-  report->stuck_keys = from.stuck_keys;
-  report->escaped_values = from.escaped_values;
-  copy_text(from.mode, report->mode);
-  copy_text(from.fallback, report->fallback);
-  return ADDEND_OK;
+  return guarded([&] { return to_status(addend::to_c(codec->codec->report(), report)); });
 }
 
 uint64_t addend_codec_memory_bytes(const addend_codec* codec) {

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "addend/addend.h"
@@ -53,6 +57,9 @@ TEST(CApi, NullArgumentsAreRefusedAndNullHandlesFreed) {
   EXPECT_EQ(addend_codec_next_round(nullptr, &round), ADDEND_INVALID_ARGUMENT);
   EXPECT_EQ(addend_codec_finish(nullptr, nullptr), ADDEND_INVALID_ARGUMENT);
   EXPECT_EQ(addend_codec_save_state(nullptr, nullptr, 0, &size), ADDEND_INVALID_ARGUMENT);
+  EXPECT_EQ(addend_codec_save_segment(nullptr, 0, nullptr, 0, &size), ADDEND_INVALID_ARGUMENT);
+  EXPECT_EQ(addend_codec_load_segment(nullptr, 0, nullptr, 0), ADDEND_INVALID_ARGUMENT);
+  EXPECT_EQ(addend_codec_scale_residual(nullptr, 1), ADDEND_INVALID_ARGUMENT);
   EXPECT_EQ(addend_fold(ADDEND_OP_SUM_F32, nullptr, nullptr, 1), ADDEND_INVALID_ARGUMENT);
   EXPECT_EQ(addend_fold(static_cast<addend_op>(15), &round, &round, 1), ADDEND_INVALID_ARGUMENT);
   EXPECT_EQ(addend_fold(ADDEND_OP_TABLE_SUM_U8, &round, &round, 1), ADDEND_INVALID_ARGUMENT);
@@ -79,6 +86,84 @@ TEST(CApi, StructsOfAnotherAgeAreFilledOrRefusedByWhatTheyHold) {
   EXPECT_EQ(addend_codec_create("exact", &newer.known, &codec), ADDEND_INVALID_ARGUMENT);
 }
 
+TEST(CApi, AnOlderLayoutMeansTheDefaultsOfWhatItLacks) {
+  constexpr uint32_t kFirstSize = offsetof(addend_layout, scale);
+  addend_layout layout;
+  std::memset(&layout, 0xA5, sizeof(layout));  // beyond the older struct there is anything
+  addend_layout_init(&layout, kFirstSize);
+  EXPECT_EQ(layout.size, kFirstSize);
+  EXPECT_NE(layout.scale, 1.0) << "not the older caller's memory";
+  layout.count = 4;
+  addend_codec* codec = make_codec("dense", layout);
+  std::vector<float> gradient(4, 2.0f);
+  run_step(codec, gradient);
+  EXPECT_EQ(gradient, std::vector<float>(4, 2.0f));
+  addend_codec_destroy(codec);
+}
+
+TEST(CApi, AScaleMakesMeansAndIsRefusedByNameIfItCannot) {
+  addend_layout layout = layout_of(4, 1);
+  layout.scale = 0.5;
+  for (const char* spec : {"dense", "exact", "exact:values=reproducible", "quant:bits=8"}) {
+    addend_codec* codec = make_codec(spec, layout);
+    std::vector<float> gradient(4, 2.0f);
+    run_step(codec, gradient);
+    for (const float x : gradient)
+      EXPECT_NEAR(x, 1.0f, 0.05f) << spec;
+    addend_codec_destroy(codec);
+  }
+  for (const double scale : {0.0, -1.0, 1e-60, 1e60, HUGE_VAL, std::nan("")}) {
+    layout.scale = scale;
+    addend_codec* codec = nullptr;
+    EXPECT_EQ(addend_codec_create("exact", &layout, &codec), ADDEND_INVALID_ARGUMENT) << scale;
+    EXPECT_NE(std::string(addend_last_error()).find("scale"), std::string::npos);
+  }
+}
+
+TEST(CApi, AStepInPlaceLendsTheGradientAndItsLastRoundSaysSo) {
+  addend_codec* codec = make_codec("dense", layout_of(50, 1));
+  std::vector<float> gradient(50, 2.0f);
+  EXPECT_EQ(addend_codec_begin_in_place(nullptr, gradient.data()), ADDEND_INVALID_ARGUMENT);
+  EXPECT_EQ(addend_codec_begin_in_place(codec, nullptr), ADDEND_INVALID_ARGUMENT);
+  ASSERT_EQ(addend_codec_begin_in_place(codec, gradient.data()), ADDEND_OK);
+  addend_round round;
+  ASSERT_EQ(addend_codec_next_round(codec, &round), ADDEND_OK);
+  EXPECT_EQ(round.planes[0].data, gradient.data());
+  EXPECT_EQ(round.last, 1u);
+  gradient[3] = 9;  // what a reducer does
+  ASSERT_EQ(addend_codec_next_round(codec, &round), ADDEND_OK);
+  EXPECT_EQ(round.plane_count, 0u);
+  EXPECT_EQ(round.last, 0u);
+  ASSERT_EQ(addend_codec_finish(codec, gradient.data()), ADDEND_OK);
+  EXPECT_EQ(gradient[3], 9.0f);
+  EXPECT_EQ(addend_codec_memory_bytes(codec), 0u);
+  addend_codec_destroy(codec);
+}
+
+TEST(CApi, TheModeOfTheNextStepIsKnownBeforeItBegins) {
+  EXPECT_STREQ(addend_codec_next_mode(nullptr), "");
+  const addend_layout layout = layout_of(64, 1);
+  for (const auto& [spec, mode] : {std::pair{"dense", "dense"},
+                                   {"exact", "packed"},
+                                   {"exact:mode=two-level", "two-level"},
+                                   {"exact:mode=sketch", "packed"},
+                                   {"exact:mode=sketch,density=0.1", "sketch"},
+                                   {"quant", "quant"}}) {
+    addend_codec* codec = make_codec(spec, layout);
+    EXPECT_STREQ(addend_codec_next_mode(codec), mode) << spec;
+    addend_codec_destroy(codec);
+  }
+  addend_codec* codec = make_codec("exact:mode=sketch", layout);
+  std::vector<float> gradient(64, 0.0f);
+  gradient[7] = 1;
+  ASSERT_EQ(addend_codec_begin(codec, gradient.data()), ADDEND_OK);
+  EXPECT_STREQ(addend_codec_next_mode(codec), "packed") << "of the step in progress";
+  addend_codec_cancel(codec);
+  run_step(codec, gradient);
+  EXPECT_STREQ(addend_codec_next_mode(codec), "sketch") << "the first step showed the union";
+  addend_codec_destroy(codec);
+}
+
 TEST(CApi, AStepReportsWhatItDid) {
   addend_codec* codec = make_codec("exact:mode=packed", layout_of(1000, 1));
   std::vector<float> gradient(1000, 0.0f);
@@ -93,8 +178,34 @@ TEST(CApi, AStepReportsWhatItDid) {
   EXPECT_EQ(report.union_nonzeros, 1u);
   EXPECT_EQ(report.rounds, 2u);
   EXPECT_EQ(report.wire_bytes, report.round_bytes[0] + report.round_bytes[1]);
+  EXPECT_EQ(report.sampled_energy, 0);
   EXPECT_EQ(addend_codec_exclude(codec), ADDEND_INVALID_ARGUMENT)
       << "only between the rounds and finish";
+  addend_codec_destroy(codec);
+}
+
+TEST(CApi, AReportFillsAnOlderStructAndTellsALossyStepsError) {
+  addend_codec* codec = make_codec("quant", layout_of(1000, 1));
+  std::vector<float> gradient(1000);
+  for (std::size_t i = 0; i < gradient.size(); ++i)
+    gradient[i] = static_cast<float>(i % 17) - 8;
+  run_step(codec, gradient);
+  addend_report report{};
+  report.size = sizeof(report);
+  ASSERT_EQ(addend_codec_report(codec, &report), ADDEND_OK);
+  EXPECT_NEAR(report.sampled_energy, 24000, 100);
+  EXPECT_GT(report.sampled_error, 0.005 * report.sampled_energy);
+  EXPECT_LT(report.sampled_error, 0.05 * report.sampled_energy);
+  addend_report older{};
+  older.size = offsetof(addend_report, sampled_energy);
+  ASSERT_EQ(addend_codec_report(codec, &older), ADDEND_OK);
+  EXPECT_STREQ(older.mode, "quant");
+  EXPECT_EQ(older.sampled_energy, 0) << "not the older caller's memory";
+  gradient[5] = NAN;
+  run_step(codec, gradient);
+  ASSERT_EQ(addend_codec_report(codec, &report), ADDEND_OK);
+  EXPECT_EQ(report.nonfinite, 1000u);
+  EXPECT_EQ(report.sampled_energy, 0);
   addend_codec_destroy(codec);
 }
 
@@ -119,6 +230,44 @@ TEST(CApi, StateSavesAndRestores) {
   EXPECT_EQ(addend_codec_load_state(second, state.data(), size), ADDEND_MISMATCH);
   addend_codec_destroy(first);
   addend_codec_destroy(second);
+}
+
+TEST(CApi, ASegmentMovesToAnotherBucketWithItsState) {
+  const addend_segment alone = {42, 300}, together[] = {{7, 100}, {42, 300}};
+  addend_layout layout = layout_of(300, 1);
+  layout.segments = &alone;
+  layout.segment_count = 1;
+  addend_codec* first = make_codec("quant:feedback=float", layout);
+  std::vector<float> a(300, 0.3f), b(400, 0.3f);
+  run_step(first, a);
+  uint64_t size = 0;
+  ASSERT_EQ(addend_codec_save_segment(first, 0, nullptr, 0, &size), ADDEND_OK);
+  std::vector<uint8_t> state(size);
+  EXPECT_EQ(addend_codec_save_segment(first, 0, state.data(), size - 1, &size), ADDEND_CAPACITY);
+  ASSERT_EQ(addend_codec_save_segment(first, 0, state.data(), size, &size), ADDEND_OK);
+  EXPECT_EQ(addend_codec_save_segment(first, 1, nullptr, 0, &size), ADDEND_INVALID_ARGUMENT);
+
+  layout.count = 400;
+  layout.bucket = 9;
+  layout.segments = together;
+  layout.segment_count = 2;
+  layout.first_step = 1;
+  addend_codec* second = make_codec("quant:feedback=float", layout);
+  EXPECT_EQ(addend_codec_load_segment(second, 0, state.data(), size), ADDEND_MISMATCH);
+  ASSERT_EQ(addend_codec_load_segment(second, 1, state.data(), size), ADDEND_OK)
+      << addend_last_error();
+  ASSERT_EQ(addend_codec_scale_residual(first, 0.5), ADDEND_OK);
+  ASSERT_EQ(addend_codec_scale_residual(second, 0.5), ADDEND_OK);
+  EXPECT_EQ(addend_codec_scale_residual(second, 0), ADDEND_INVALID_ARGUMENT);
+  a.assign(300, 0.3f);
+  run_step(first, a);
+  run_step(second, b);
+  EXPECT_TRUE(std::equal(a.begin(), a.end(), b.begin() + 100));
+  addend_codec_destroy(first);
+  addend_codec_destroy(second);
+
+  layout.segments = nullptr;
+  EXPECT_EQ(addend_codec_create("quant", &layout, &first), ADDEND_INVALID_ARGUMENT);
 }
 
 // A reducer of the caller's own: one worker, so it has nothing to add; fails on demand.

@@ -31,7 +31,14 @@ class Fingerprint {
   }
   Fingerprint& add(const Layout& layout) {
     add(static_cast<uint64_t>(layout.dtype)).add(layout.count).add(uint64_t{layout.world});
-    return add(layout.seed).add(layout.bucket);
+    add(layout.seed).add(layout.bucket);
+    // Layouts that use neither keep the fingerprints they had before there were these fields.
+    if (layout.scale != 1) add("scale").add(layout.scale);
+    if (layout.segments.empty()) return *this;
+    add("segments").add(uint64_t{layout.segments.size()});
+    for (const Segment& segment : layout.segments)
+      add(segment.id).add(segment.count);
+    return *this;
   }
   uint64_t value() const { return state_; }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The list of codecs. docs/adding-a-codec.md: a new codec is a folder and one line here.
+#include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "addend/codec.h"
 #include "codec/dense/dense.h"
@@ -30,6 +32,26 @@ std::string known_names() {
   return names;
 }
 
+Status check_segments(const Layout& layout) {
+  if (layout.segments.empty()) return {};
+  std::vector<uint64_t> ids;
+  uint64_t left = layout.count;
+  bool fits = true;
+  for (const Segment& segment : layout.segments) {
+    fits = fits && segment.count <= left;
+    left -= fits ? segment.count : 0;
+    ids.push_back(segment.id);
+  }
+  if (!fits || left > 0) {
+    return make_error(Errc::kInvalidArgument, "the segments' counts do not add up to the layout's");
+  }
+  std::sort(ids.begin(), ids.end());
+  const auto twin = std::adjacent_find(ids.begin(), ids.end());
+  if (twin == ids.end()) return {};
+  return make_error(Errc::kInvalidArgument,
+                    "two segments have the id " + std::to_string(*twin) + ": ids must be unique");
+}
+
 Status check_layout(const Layout& layout) {
   if (layout.world == 0 || layout.world > exact::kMaxWorld) {
     return make_error(Errc::kInvalidArgument,
@@ -46,6 +68,10 @@ Status check_layout(const Layout& layout) {
   if (layout.count > (uint64_t{1} << 56)) {
     return make_error(Errc::kInvalidArgument, "more than 2^56 elements");
   }
+  if (!(layout.scale > 0) || !std::isnormal(static_cast<float>(layout.scale))) {
+    return make_error(Errc::kInvalidArgument,
+                      "scale " + std::to_string(layout.scale) + " is not a positive normal f32");
+  }
   if (!(layout.network.latency_us >= 0) || !(layout.network.gbit_per_s > 0)) {
     return make_error(Errc::kInvalidArgument,
                       "the network hint needs a latency of at least 0 and a speed above 0");
@@ -54,7 +80,7 @@ Status check_layout(const Layout& layout) {
     return make_error(Errc::kUnsupported,
                       "this build has no CUDA backend: execution must be the CPU");
   }
-  return {};
+  return check_segments(layout);
 }
 
 }  // namespace

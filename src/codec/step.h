@@ -3,6 +3,8 @@
 // the report.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "addend/codec.h"
@@ -15,16 +17,9 @@ class SteppedCodec : public Codec {
  public:
   explicit SteppedCodec(const Layout& layout) : layout_(layout) {}
 
-  Status begin(const void* gradient) final {
-    if (state_ != State::kIdle) return out_of_order("begin");
-    if (gradient == nullptr && layout_.count > 0) {
-      return make_error(Errc::kInvalidArgument, "begin: the gradient is null");
-    }
-    draft_ = Report{};
-    draft_.dense_bytes = layout_.count * dtype_bytes(layout_.dtype);
-    ADDEND_TRY(do_begin(gradient));
-    state_ = State::kRounds;
-    return {};
+  Status begin(const void* gradient) final { return start("begin", gradient, nullptr); }
+  Status begin_in_place(void* gradient) final {
+    return start("begin_in_place", gradient, gradient);
   }
 
   Result<bool> next_round(Round& round) final {
@@ -70,6 +65,24 @@ class SteppedCodec : public Codec {
     return do_load_state(state);
   }
 
+  Result<std::vector<uint8_t>> save_segment(uint64_t segment) const final {
+    ADDEND_TRY(check_segment("save_segment", segment));
+    return do_save_segment(segment);
+  }
+  Status load_segment(uint64_t segment, std::span<const uint8_t> state) final {
+    ADDEND_TRY(check_segment("load_segment", segment));
+    return do_load_segment(segment, state);
+  }
+  Status scale_residual(double factor) final {
+    if (state_ != State::kIdle) return out_of_order("scale_residual");
+    if (!(factor > 0) || !std::isfinite(factor)) {
+      return make_error(Errc::kInvalidArgument,
+                        "scale_residual: the factor must be finite and above 0");
+    }
+    do_scale_residual(factor);
+    return {};
+  }
+
   const Report& report() const final { return report_; }
   const Layout& layout() const final { return layout_; }
 
@@ -88,12 +101,43 @@ class SteppedCodec : public Codec {
     if (state.empty()) return {};
     return make_error(Errc::kMismatch, "this codec keeps no state");
   }
+  virtual Result<std::vector<uint8_t>> do_save_segment(uint64_t) const { return do_save_state(); }
+  virtual Status do_load_segment(uint64_t, std::span<const uint8_t> state) {
+    return do_load_state(state);
+  }
+  virtual void do_scale_residual(double) {}
 
   /// The report of the step in progress.
   Report& draft() { return draft_; }
+  /// The gradient of the step in progress if planes may lie in it, else null.
+  void* lent() const { return lent_; }
+  /// What values or sums are multiplied by.
+  float scale() const { return static_cast<float>(layout_.scale); }
 
  private:
   enum class State : uint8_t { kIdle, kRounds, kDecode };
+
+  Status start(const char* call, const void* gradient, void* lent) {
+    if (state_ != State::kIdle) return out_of_order(call);
+    if (gradient == nullptr && layout_.count > 0) {
+      return make_error(Errc::kInvalidArgument, std::string(call) + ": the gradient is null");
+    }
+    draft_ = Report{};
+    draft_.dense_bytes = layout_.count * dtype_bytes(layout_.dtype);
+    lent_ = lent;
+    ADDEND_TRY(do_begin(gradient));
+    state_ = State::kRounds;
+    return {};
+  }
+
+  Status check_segment(const char* call, uint64_t segment) const {
+    if (state_ != State::kIdle) return out_of_order(call);
+    const uint64_t segments = std::max<uint64_t>(layout_.segments.size(), 1);
+    if (segment < segments) return {};
+    return make_error(Errc::kInvalidArgument, std::string(call) + ": no segment " +
+                                                  std::to_string(segment) + " in a layout of " +
+                                                  std::to_string(segments));
+  }
 
   Error out_of_order(const char* call) const {
     return make_error(
@@ -104,6 +148,7 @@ class SteppedCodec : public Codec {
 
   Layout layout_;
   State state_ = State::kIdle;
+  void* lent_ = nullptr;
   Report draft_;
   Report report_;
 };

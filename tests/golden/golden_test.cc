@@ -150,8 +150,11 @@ struct RoundsCase {
   const char* spec;
   DType dtype;
   uint64_t count;
+  double scale = 1;
+  uint64_t first_step = 0;
+  std::vector<Segment> segments = {};
 };
-constexpr RoundsCase kRounds[] = {
+const std::vector<RoundsCase> kRounds = {
     {"dense", DType::kF32, 64},
     {"exact:mode=packed", DType::kF32, 130},
     {"exact:mode=packed", DType::kBf16, 200},
@@ -169,17 +172,25 @@ constexpr RoundsCase kRounds[] = {
     {"quant:bits=auto,budget=5,block=64", DType::kF32, 200},  // lanes of u8 and of u16
     {"quant:bits=2,block=64,feedback=float", DType::kF16, 100},
     {"quant:levels=published,rotate=none,rounding=independent,block=64", DType::kF32, 100},
+    {"dense", DType::kBf16, 64, 0.5},
+    {"exact:mode=packed", DType::kF16, 130, 1.0 / 3},
+    {"quant:block=64,feedback=float", DType::kF32, 210, 0.5, 6, {{7, 140}, {3, 70}}},
+    {"quant:bits=auto,feedback=byte", DType::kF32, 210, 1, 0, {{3, 70}, {7, 140}}},
 };
 
-void print_bytes(std::ostream& out, const char* who, const Plane& plane, const void* data,
-                 uint64_t bytes) {
+void print_hex(std::ostream& out, const void* data, uint64_t bytes) {
   constexpr char kHex[] = "0123456789abcdef";
-  out << "    " << who << " " << op_name(plane.op) << " " << plane.lanes << " ";
   for (uint64_t i = 0; i < bytes; ++i) {
     const uint8_t byte = static_cast<const uint8_t*>(data)[i];
     out << kHex[byte >> 4] << kHex[byte & 15];
   }
   out << "\n";
+}
+
+void print_bytes(std::ostream& out, const char* who, const Plane& plane, const void* data,
+                 uint64_t bytes) {
+  out << "    " << who << " " << op_name(plane.op) << " " << plane.lanes << " ";
+  print_hex(out, data, bytes);
 }
 
 void print_plane(std::ostream& out, const char* who, const Plane& plane) {
@@ -201,18 +212,35 @@ void print_sum(std::ostream& out, Plane& a, Plane& b) {
   print_bytes(out, "=", a, a.sums, bytes);
 }
 
-// Two steps of two workers: every plane as it leaves each of them, and the sum that comes back.
-std::string trace(const RoundsCase& c) {
-  std::ostringstream out;
+Layout layout_of(const RoundsCase& c, uint32_t worker) {
   Layout layout;
   layout.dtype = c.dtype;
   layout.count = c.count;
   layout.world = 2;
+  layout.worker = worker;
   layout.seed = 20;
-  auto a = create_codec(*CodecSpec::parse(c.spec), layout);
-  layout.worker = 1;
-  auto b = create_codec(*CodecSpec::parse(c.spec), layout);
-  out << c.spec << " " << dtype_name(c.dtype) << " " << c.count << "\n";
+  layout.scale = c.scale;
+  layout.first_step = c.first_step;
+  layout.segments = c.segments;
+  return layout;
+}
+
+void print_title(std::ostream& out, const RoundsCase& c) {
+  out << c.spec << " " << dtype_name(c.dtype) << " " << c.count;
+  if (c.scale != 1) out << " scale " << c.scale;
+  if (c.first_step != 0) out << " from step " << c.first_step;
+  for (const Segment& segment : c.segments)
+    out << " segment " << segment.id << " of " << segment.count;
+  out << "\n";
+}
+
+// Two steps of two workers: every plane as it leaves each of them, and the sum that comes back;
+// then the states of a's segments, if there are any.
+std::string trace(const RoundsCase& c) {
+  std::ostringstream out;
+  auto a = create_codec(*CodecSpec::parse(c.spec), layout_of(c, 0));
+  auto b = create_codec(*CodecSpec::parse(c.spec), layout_of(c, 1));
+  print_title(out, c);
   for (uint64_t step = 0; step < 2; ++step) {
     NpyArray x = gradient(c.dtype, c.count, 10 + step), y = gradient(c.dtype, c.count, 20 + step);
     out << "  step " << step << " plan " << std::hex << (*a)->fingerprint() << std::dec << "\n";
@@ -230,6 +258,11 @@ std::string trace(const RoundsCase& c) {
     EXPECT_FALSE(*(*b)->next_round(other));
     EXPECT_TRUE((*a)->finish(x.data()) && (*b)->finish(y.data()));
     EXPECT_EQ(x.storage, y.storage);
+  }
+  for (std::size_t s = 0; s < c.segments.size(); ++s) {
+    const Bytes state = *(*a)->save_segment(s);
+    out << "  state " << s << " ";
+    print_hex(out, state.data(), state.size());
   }
   return out.str();
 }

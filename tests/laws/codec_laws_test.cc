@@ -8,6 +8,7 @@
 
 #include "addend/simd.h"
 #include "gtest/gtest.h"
+#include "tests/laws/by_hand.h"
 #include "tests/support/gradients.h"
 #include "tests/support/lockstep.h"
 
@@ -20,6 +21,7 @@ const std::vector<std::string> kSpecs = {
     "exact:mode=packed",
     "exact:mode=two-level",
     "exact:mode=two-level,block=7",
+    "exact:mode=two-level,block=256",
     "exact:mode=sketch",
     "exact:mode=sketch,lanes=8",
     "exact:values=reproducible",
@@ -195,6 +197,112 @@ TEST_P(CodecLaw, EncodingIsDeterministic) {
     return std::make_pair(gradients[0], workers.codec(0).fingerprint());
   };
   EXPECT_EQ(run(), run());
+}
+
+// A mix of sparse and dense steps, so that modes change and every fallback runs.
+constexpr double kMixedDensities[] = {0.05, 0.05, 0.3, 1, 1, 0.02, 0};
+
+std::vector<Bytes> mixed_gradients(Scenario s, std::size_t step) {
+  s.density = kMixedDensities[step];
+  s.seed += step;
+  auto gradients =
+      make_gradients(s, [&](uint32_t w, uint64_t i) { return small_integer(s.seed, w, i); });
+  if (step == 1) {  // outside a sketch's window, where the type has such numbers: it escapes
+    write(s.dtype, gradients[0], 3, s.dtype == DType::kF16 ? 0x1p-14f : 0x1p-100f);
+    write(s.dtype, gradients[1], 3, 0);
+  }
+  if (step > 1) write(s.dtype, gradients[1], 5, -0.0f);
+  return gradients;
+}
+
+TEST_P(CodecLaw, NoRoundFollowsOneThatSaysItIsTheLast) {
+  for (const DType dtype : kTypes) {
+    const Scenario s{dtype, 3001, 2, 0, Overlap::kRandom, 8};
+    Lockstep workers(GetParam(), layout_of(s));
+    for (std::size_t step = 0; step < std::size(kMixedDensities); ++step) {
+      std::vector<Bytes> gradients = mixed_gradients(s, step);
+      const auto seen = step_pair(workers, gradients, {});
+      ASSERT_TRUE(seen) << GetParam() << ": " << seen.error().message;
+      const std::string mode(workers.codec(0).report().mode);
+      const std::vector<Round>& rounds = seen->rounds;
+      for (std::size_t r = 0; r + 1 < rounds.size(); ++r)
+        EXPECT_FALSE(rounds[r].last) << GetParam() << " " << mode << " step " << step;
+      // Only an empty union, or a sketch that peels, ends a step without notice.
+      const bool noticed = mode != "sketch" && kMixedDensities[step] > 0;
+      ASSERT_TRUE(!noticed || rounds.back().last) << GetParam() << " " << mode << " step " << step;
+    }
+  }
+}
+
+TEST_P(CodecLaw, WhereAStepBeginsAndEndsDoesNotChangeItsResult) {
+  const HandStep ways[] = {{false, false}, {false, true}, {true, false}, {true, true}};
+  for (const std::string& target : simd_targets()) {
+    ASSERT_TRUE(force_simd_target(target));
+    for (const DType dtype : kTypes) {
+      const Scenario s{dtype, 3001, 2, 0, Overlap::kRandom, 8};
+      std::vector<Lockstep> workers;
+      for (std::size_t way = 0; way < 4; ++way)
+        workers.emplace_back(GetParam(), layout_of(s));
+      for (std::size_t step = 0; step < std::size(kMixedDensities); ++step) {
+        std::vector<Bytes> expected;
+        for (std::size_t way = 0; way < 4; ++way) {
+          std::vector<Bytes> gradients = mixed_gradients(s, step);
+          const auto seen = step_pair(workers[way], gradients, ways[way]);
+          ASSERT_TRUE(seen) << GetParam() << ": " << seen.error().message;
+          const Report& report = workers[way].codec(0).report();
+          const bool dense = report.mode == "dense" || report.fallback == "dense";
+          EXPECT_EQ(seen->in_gradient, dense && ways[way].in_place) << GetParam();
+          if (way == 0) expected = gradients;
+          ASSERT_EQ(gradients, expected) << GetParam() << " way " << way << " step " << step;
+          ASSERT_EQ(gradients[1], gradients[0]) << "also the signs of zeros";
+        }
+      }
+    }
+    ASSERT_TRUE(force_simd_target(""));
+  }
+}
+
+TEST_P(CodecLaw, AScaleMultipliesTheSumOfIntegersExactly) {
+  for (const DType dtype : kTypes) {
+    const Scenario s{dtype, 3001, 2, 0, Overlap::kRandom, 8};
+    Layout layout = layout_of(s);
+    const uint64_t plain = Lockstep(GetParam(), layout).codec(0).fingerprint();
+    layout.scale = 0.25;
+    Lockstep workers(GetParam(), layout);
+    EXPECT_NE(workers.codec(0).fingerprint(), plain) << "workers must share one scale";
+    for (std::size_t step = 0; step < std::size(kMixedDensities); ++step) {
+      std::vector<Bytes> gradients = mixed_gradients(s, step);
+      const std::vector<double> total = sums(s, gradients);
+      ASSERT_TRUE(workers.step(gradients));
+      for (uint64_t i = 0; i < s.count; ++i) {
+        ASSERT_EQ(static_cast<double>(read(dtype, gradients[1], i)), 0.25 * total[i])
+            << GetParam() << " " << dtype_name(dtype) << " step " << step << " element " << i;
+      }
+    }
+  }
+}
+
+TEST_P(CodecLaw, AMeanStaysWithinAFloatSumsBoundAndDoesNotOverflowOnTheWay) {
+  for (const DType dtype : kTypes) {
+    const Scenario s{dtype, 4001, 3, 0.1, Overlap::kFull, 6};
+    Layout layout = layout_of(s);
+    layout.scale = 1.0 / 3;
+    Lockstep workers(GetParam(), layout);
+    const double epsilon = dtype == DType::kF32    ? 0x1p-24
+                           : dtype == DType::kBf16 ? 0x1p-8
+                                                   : 0x1p-11;
+    for (int step = 0; step < 3; ++step) {  // the sketch's window is planned from the step before
+      std::vector<Bytes> gradients = make_gradients(
+          s, [&](uint32_t w, uint64_t i) { return static_cast<float>(55000 + 37 * w + i); });
+      const std::vector<double> total = sums(s, gradients);
+      ASSERT_TRUE(workers.step(gradients));
+      for (uint64_t i = 0; i < s.count; ++i) {
+        ASSERT_NEAR(static_cast<double>(read(dtype, gradients[0], i)), total[i] / 3,
+                    6 * epsilon * total[i])
+            << GetParam() << " " << dtype_name(dtype) << " element " << i;
+      }
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CodecLaw, testing::ValuesIn(kSpecs), [](const auto& suite) {

@@ -13,6 +13,8 @@
 #include "addend/simd.h"
 #include "codec/quant/table.h"
 #include "gtest/gtest.h"
+#include "tests/laws/by_hand.h"
+#include "tests/laws/regrouping.h"
 #include "tests/support/gradients.h"
 #include "tests/support/lockstep.h"
 #include "tests/support/spawn.h"
@@ -197,6 +199,67 @@ TEST(QuantLaw, FourBitsAndScalesTakeAtMostTwoHundredthsMore) {
 
 // What one thread gives; three steps of three buckets.
 constexpr uint64_t kBuckets[] = {1, 2049, 6000};
+
+// The scale is a factor of the decoder and nothing else: residuals stay in the gradient's units, so
+// that a power of two changes no other bit in any later step.
+TEST(QuantLaw, AScaleMultipliesTheResultAndLeavesResidualsAlone) {
+  for (const char* spec : {"quant", "quant:feedback=float", "quant:rotate=none,feedback=byte"}) {
+    Layout layout = layout_of(2, 3000);
+    Lockstep plain(spec, layout);
+    layout.scale = 0.25;
+    Lockstep scaled(spec, layout);
+    for (uint64_t step = 0; step < 10; ++step) {
+      std::vector<Bytes> sum = standard_normal(layout, step);
+      if (step == 5) write(layout.dtype, sum[0], 9, 0x1p80f);  // a block with a prescale
+      std::vector<Bytes> part = sum;
+      ASSERT_TRUE(plain.step(sum));
+      const auto seen = step_pair(scaled, part, {step % 2 == 1, step % 4 > 1});
+      ASSERT_TRUE(seen) << seen.error().message;
+      ASSERT_EQ(seen->rounds.size(), 2u);
+      EXPECT_FALSE(seen->rounds[0].last);
+      EXPECT_TRUE(seen->rounds[1].last);
+      for (uint64_t i = 0; i < layout.count; ++i) {
+        ASSERT_EQ(read(layout.dtype, part[1], i), 0.25f * read(layout.dtype, sum[1], i))
+            << spec << " step " << step << " element " << i;
+      }
+    }
+  }
+}
+
+// What training does to parameters: they change buckets while it runs, and restarts regroup them.
+void check_regrouping(const std::string& spec, DType dtype, uint64_t seed) {
+  const Model model{dtype, 3, seed};
+  Buckets alone(spec, model, model.one_each(), 0);
+  Buckets grouped(spec, model, model.random_groups(seed), 0);
+  for (uint64_t step = 0; step < 20; ++step) {
+    if (addend_random(seed, step) % 3 == 0) {
+      const States states = grouped.save();
+      grouped = Buckets(spec, model, model.random_groups(seed + step), step);
+      const Status loaded = grouped.load(states);
+      ASSERT_TRUE(loaded) << spec << " seed " << seed << ": " << loaded.error().message;
+    }
+    const auto expected = alone.step(step), actual = grouped.step(step);
+    ASSERT_TRUE(expected && actual);
+    for (std::size_t s = 0; s < kSegments.size(); ++s) {
+      ASSERT_EQ((*actual)[s], (*expected)[s])
+          << spec << " " << dtype_name(dtype) << " seed " << seed << " step " << step << " segment "
+          << s << " of " << kSegments[s].count;
+    }
+  }
+  EXPECT_EQ(grouped.save(), alone.save()) << spec << " seed " << seed;
+}
+
+TEST(QuantLaw, ASegmentsResultDoesNotDependOnItsBucketOrderOrRestarts) {
+  for (const char* spec :
+       {"quant", "quant:feedback=float", "quant:feedback=byte", "quant:feedback=float,block=64",
+        "quant:bits=auto,feedback=byte", "quant:block=whole,feedback=float",
+        "quant:rotate=none,feedback=float", "quant:carrier=indices,rounding=independent"}) {
+    for (uint64_t seed = 1; seed < 4; ++seed) {
+      check_regrouping(spec, seed == 3 ? DType::kF16 : DType::kF32, seed);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
 
 TEST(QuantLaw, ThreadsThroughThePipelineInAnyOrderGiveTheBitsOfOneThread) {
   constexpr uint32_t kWorld = 4;

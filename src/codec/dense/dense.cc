@@ -3,51 +3,69 @@
 
 #include <cstring>
 
-#include "base/buffer.h"
 #include "codec/fingerprint.h"
+#include "codec/multiply.h"
 #include "codec/step.h"
 
 namespace addend {
 namespace {
 
-// Works on a copy: the caller's gradient must survive a failed reduction.
 class DenseCodec final : public SteppedCodec {
  public:
-  explicit DenseCodec(const Layout& layout) : SteppedCodec(layout) {}
+  explicit DenseCodec(const Layout& layout) : SteppedCodec(layout), step_(layout.first_step) {}
 
   uint64_t fingerprint() const override {
     return Fingerprint().add("dense").add(layout()).add(step_).value();
   }
-  uint64_t memory_bytes() const override { return values_.capacity(); }
+  std::string_view next_mode() const override { return "dense"; }
+  uint64_t memory_bytes() const override { return copy_.capacity(); }
 
  private:
   Status do_begin(const void* gradient) override {
-    const uint64_t bytes = draft().dense_bytes;
-    ADDEND_TRY(values_.reserve(bytes));
-    if (bytes > 0) std::memcpy(values_.as<void>(), gradient, bytes);
-    sent_ = layout().count == 0;
+    gradient_ = gradient;
+    plane_ = nullptr;
     return {};
   }
 
   Result<bool> do_round(Round& round) override {
-    if (sent_) return false;
-    sent_ = true;
-    round.add({sum_op(layout().dtype), layout().count, values_.as<void>(), nullptr, nullptr});
+    if (layout().count == 0 || plane_ != nullptr) return false;
+    const Result<void*> plane = add_dense_plane(layout(), {gradient_, lent()}, copy_, round);
+    ADDEND_TRY(plane);
+    plane_ = *plane;
     return true;
   }
 
   Status do_finish(void* gradient) override {
-    if (draft().dense_bytes > 0) std::memcpy(gradient, values_.as<void>(), draft().dense_bytes);
+    take_dense_plane(layout(), plane_, gradient);
     ++step_;
     return {};
   }
 
-  Buffer values_;
-  bool sent_ = false;
-  uint64_t step_ = 0;
+  const void* gradient_ = nullptr;
+  const void* plane_ = nullptr;
+  Buffer copy_;
+  uint64_t step_;
 };
 
 }  // namespace
+
+Result<void*> add_dense_plane(const Layout& layout, const DenseValues& values, Buffer& copy,
+                              Round& round) {
+  void* plane = values.lent;
+  if (plane == nullptr) {
+    ADDEND_TRY(copy.reserve(layout.count * dtype_bytes(layout.dtype)));
+    plane = copy.as<void>();
+  }
+  multiply(layout.dtype, values.gradient, layout.count, static_cast<float>(layout.scale), plane);
+  round.add({sum_op(layout.dtype), layout.count, plane, nullptr, nullptr});
+  round.last = true;
+  return plane;
+}
+
+void take_dense_plane(const Layout& layout, const void* plane, void* gradient) {
+  if (plane == gradient || layout.count == 0) return;
+  std::memcpy(gradient, plane, layout.count * dtype_bytes(layout.dtype));
+}
 
 const std::vector<OptionHelp>& dense_options() {
   static const std::vector<OptionHelp> options;

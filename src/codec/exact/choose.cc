@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "codec/exact/choose.h"
 
+#include <algorithm>
 #include <array>
 
 #include "base/bits.h"
@@ -14,9 +15,15 @@ namespace {
 // the network is as fast as the codec.
 constexpr double kCopySecondsPerByte = 1.0 / 10e9;
 constexpr double kPackedCopies = 1.2;
-constexpr double kTwoLevelCopies = 1.5;
+constexpr double kBlockScanCopies = 0.6;  // dead blocks are read, and that is all
+constexpr double kLiveBlockCopies = 1.2;  // live ones are read again, gathered and scattered
 constexpr double kReproducibleSecondsPerValue = 12e-9;
 constexpr double kSketchSecondsPerKey = 45e-9;
+
+// Another mode must be estimated below this share of dense's seconds. The codec takes cores from
+// training, which the estimate does not charge for, and a mode that gains little on paper loses in
+// practice; nor should a plan flip between modes that cost the same.
+constexpr double kLeaveDense = 0.85;
 
 }  // namespace
 
@@ -40,12 +47,15 @@ Cost estimate(Mode mode, const Layout& layout, const Options& options, const Obs
     case Mode::kPacked:
       cost = {2, count / 8 + value_bytes, kPackedCopies * copy};
       break;
-    case Mode::kTwoLevel:
+    case Mode::kTwoLevel: {
+      const auto blocks = static_cast<double>(ceil_div(layout.count, seen.block));
+      const double live = static_cast<double>(seen.live_blocks) / std::max(blocks, 1.0);
       cost = {seen.element_bits > 0 ? 3u : 2u,
-              2 * static_cast<double>(ceil_div(layout.count, options.block)) / 8 +
-                  static_cast<double>(seen.element_bits) / 8 + value_bytes,
-              kTwoLevelCopies * copy};
+              2 * blocks / 8 + static_cast<double>(seen.element_bits) / 8 + value_bytes,
+              (kBlockScanCopies + kLiveBlockCopies * live) * copy};
+      if (reproducible) cost.codec_seconds += kPackedCopies * copy;
       break;
+    }
     case Mode::kSketch: {
       const SketchShape shape = SketchShape::plan(seen.nonzeros, options.lanes, 1, 0);
       cost = {reproducible ? 2u : 1u,
@@ -66,20 +76,35 @@ Mode choose(const Layout& layout, const Options& options, const Observation& see
   if (seen.nonzeros == Observation::kUnknown || seen.dense_steps >= kProbeInterval) {
     return Mode::kPacked;
   }
+  const auto seconds = [&](Mode mode) {
+    return estimate(mode, layout, options, seen).seconds(layout.network);
+  };
   Mode best = Mode::kPacked;
-  double least = estimate(best, layout, options, seen).seconds(layout.network);
-  for (const Mode mode : std::array{Mode::kDense, Mode::kTwoLevel, Mode::kSketch}) {
-    // Float sums of a dense round depend on the order of addition, which reproducible values
-    // exclude.
-    if (mode == Mode::kDense && options.values == Values::kReproducible) continue;
+  double least = seconds(best);
+  for (const Mode mode : std::array{Mode::kTwoLevel, Mode::kSketch}) {
     if (mode == Mode::kTwoLevel && seen.live_blocks == Observation::kUnknown) continue;
-    const double seconds = estimate(mode, layout, options, seen).seconds(layout.network);
-    if (seconds < least) {
-      least = seconds;
-      best = mode;
-    }
+    const double estimated = seconds(mode);
+    if (estimated < least) best = mode;
+    least = std::min(least, estimated);
   }
-  return best;
+  // Float sums of a dense round depend on the order of addition, which reproducible values exclude.
+  const bool may_be_dense = options.values != Values::kReproducible;
+  return may_be_dense && least >= kLeaveDense * seconds(Mode::kDense) ? Mode::kDense : best;
+}
+
+void count_blocks(const uint64_t* bitmap, uint64_t count, Observation& seen) {
+  seen.live_blocks = seen.element_bits = 0;
+  for (uint64_t begin = 0; begin < count; begin += seen.block) {
+    const uint64_t length = std::min(seen.block, count - begin);
+    bool live = false, full = true;
+    for_each_piece(begin, begin + length, [&](uint64_t at, uint64_t bits) {
+      const uint64_t piece = read_bits(bitmap, at, bits);
+      live |= piece != 0;
+      full &= piece == low_mask(bits);
+    });
+    seen.live_blocks += live ? 1 : 0;
+    seen.element_bits += live && !full ? length : 0;
+  }
 }
 
 }  // namespace addend::exact

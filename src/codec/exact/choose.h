@@ -3,6 +3,7 @@
 // agreement.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "addend/codec.h"
@@ -14,10 +15,11 @@ namespace addend::exact {
 struct Observation {
   static constexpr uint64_t kUnknown = ~uint64_t{0};
   uint64_t nonzeros = kUnknown;     ///< of the union
-  uint64_t live_blocks = kUnknown;  ///< blocks with a non-zero
+  uint64_t block = kDefaultBlock;   ///< elements of a block, if the next step is two-level
+  uint64_t live_blocks = kUnknown;  ///< blocks of that size with a non-zero
   uint64_t element_bits =
       kUnknown;              ///< index bits that the two-level form needs inside live blocks
-  uint64_t steps = 0;        ///< finished steps
+  uint64_t steps = 0;        ///< the number of the next step
   uint64_t dense_steps = 0;  ///< of them, dense ones since the union was last seen
   int top = kNoTop;          ///< exponent of the largest addend's highest bit
   static constexpr int kNoTop = -1000;
@@ -41,7 +43,15 @@ Mode choose(const Layout& layout, const Options& options, const Observation& see
 
 /// Dense steps in a row before the union is looked at again.
 inline constexpr uint64_t kProbeInterval = 128;
-/// Whether a packed step should also count blocks, to learn whether two levels would pay.
+/// Block sizes that the automatic choice compares unless the user gives one.
+inline constexpr std::array<uint64_t, 3> kBlockSizes = {64, 128, 256};
+constexpr bool chooses_block(const Options& options) {
+  return options.mode == Mode::kAuto && options.block == 0;
+}
+/// Counts the live blocks of `seen.block` elements and their element bits in a union.
+void count_blocks(const uint64_t* bitmap, uint64_t count, Observation& seen);
+
+/// Whether a step should also count blocks, to learn whether two levels would pay.
 constexpr bool surveys_blocks(const Options& options, const Observation& seen) {
   return options.mode == Mode::kAuto &&
          (seen.live_blocks == Observation::kUnknown || seen.steps % 16 == 0);

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "codec/exact/choose.h"
 
+#include <utility>
+#include <vector>
+
 #include <gtest/gtest.h>
+
+#include "base/bits.h"
 
 namespace addend::exact {
 namespace {
@@ -112,6 +117,21 @@ TEST(Choose, IsAFunctionOfItsArguments) {
   }
 }
 
+TEST(Choose, LeavesDenseOnlyForAClearGain) {
+  bool stayed = false, left = false;
+  for (double density = 0.5; density < 1; density += 0.002) {
+    const Layout layout = layout_on(50, 1);
+    const Observation seen = scattered(density);
+    const double packed = estimate(Mode::kPacked, layout, {}, seen).seconds(layout.network);
+    const double dense = estimate(Mode::kDense, layout, {}, seen).seconds(layout.network);
+    const bool clear = packed < 0.85 * dense;
+    EXPECT_EQ(choose(layout, {}, seen), clear ? Mode::kPacked : Mode::kDense) << density;
+    left = left || clear;
+    stayed = stayed || (!clear && packed < dense);
+  }
+  EXPECT_TRUE(left && stayed) << "both sides of the margin were seen";
+}
+
 TEST(Choose, TakesTheCheapestEstimate) {
   for (const double latency : {1.0, 50.0, 5000.0}) {
     for (const double gbit : {0.1, 10.0, 800.0}) {
@@ -119,7 +139,8 @@ TEST(Choose, TakesTheCheapestEstimate) {
         for (const Observation& seen : {scattered(density), full_rows(density)}) {
           const Layout layout = layout_on(latency, gbit);
           const Mode best = choose(layout, {}, seen);
-          const double least = estimate(best, layout, {}, seen).seconds(layout.network);
+          const double share = best == Mode::kDense ? 0.85 : 1;
+          const double least = share * estimate(best, layout, {}, seen).seconds(layout.network);
           for (const Mode mode : {Mode::kDense, Mode::kPacked, Mode::kTwoLevel, Mode::kSketch})
             EXPECT_LE(least, estimate(mode, layout, {}, seen).seconds(layout.network));
         }
@@ -138,6 +159,44 @@ TEST(Estimate, CountsTheBytesThatTravel) {
   EXPECT_EQ(estimate(Mode::kTwoLevel, layout, {}, seen).rounds, 2u);
   EXPECT_EQ(estimate(Mode::kTwoLevel, layout, {}, scattered(0.05)).rounds, 3u);
   EXPECT_EQ(estimate(Mode::kSketch, layout, {}, seen).rounds, 1u);
+}
+
+TEST(Estimate, TakesTheBlockThatWasSurveyed) {
+  const Layout layout = layout_on(50, 10);
+  Observation seen = full_rows(0.05);
+  const double rows = estimate(Mode::kTwoLevel, layout, {}, seen).wire_bytes;
+  seen.block = 256;
+  seen.live_blocks /= 4;
+  EXPECT_EQ(estimate(Mode::kTwoLevel, layout, {}, seen).wire_bytes,
+            rows - 2 * (kCount / 64 - kCount / 256) / 8.0);
+}
+
+TEST(Estimate, ChargesTwoLevelsForLiveBlocksAboveAll) {
+  const Layout layout = layout_on(50, 10);
+  const auto seconds = [&](Mode mode, const Observation& seen) {
+    return estimate(mode, layout, {}, seen).codec_seconds;
+  };
+  EXPECT_LT(seconds(Mode::kTwoLevel, full_rows(0.01)), seconds(Mode::kPacked, full_rows(0.01)));
+  EXPECT_GT(seconds(Mode::kTwoLevel, scattered(0.1)), seconds(Mode::kPacked, scattered(0.1)));
+}
+
+TEST(CountBlocks, CountsWhatTheTwoLevelFormWouldSend) {
+  constexpr uint64_t kLength = 64 * 9 + 10;
+  std::vector<uint64_t> bitmap(words_for(kLength));
+  bitmap[1] = ~uint64_t{0};
+  bitmap[2] = ~uint64_t{0};
+  bitmap[5] = 1;
+  bitmap[9] = low_mask(10);  // the short last block is full
+  Observation seen;
+  const auto counted = [&](uint64_t block) {
+    seen.block = block;
+    count_blocks(bitmap.data(), kLength, seen);
+    return std::pair(seen.live_blocks, seen.element_bits);
+  };
+  EXPECT_EQ(counted(64), std::pair(uint64_t{4}, uint64_t{64}));
+  EXPECT_EQ(counted(128), std::pair(uint64_t{4}, uint64_t{128 * 3 + 74}));
+  EXPECT_EQ(counted(kLength), std::pair(uint64_t{1}, kLength));
+  EXPECT_EQ(counted(2), std::pair(uint64_t{64 + 1 + 5}, uint64_t{2}));
 }
 
 TEST(Estimate, TurnsRoundsAndBytesIntoSeconds) {

@@ -4,10 +4,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
+#include <span>
 
 #include "base/bits.h"
+#include "codec/dense/dense.h"
 #include "codec/exact/kernels.h"
 #include "codec/fingerprint.h"
+#include "codec/multiply.h"
 
 namespace addend::exact {
 namespace {
@@ -15,6 +19,10 @@ namespace {
 // Non-zeros are kept during the scan while they are at most a quarter of the gradient; beyond, they
 // are read from it again.
 constexpr uint64_t kKeptShare = 4;
+
+// Two levels go by live blocks while the union is less than an eighth of the gradient. Beyond, one
+// bitmap and the kernels that stream over all of it are faster than many short copies.
+constexpr uint64_t kLiveShare = 8;
 
 // From this union density on, gathering values costs more than the few zeros (0.1 %) it would save.
 bool nearly_dense(uint64_t nonzeros, uint64_t count) { return nonzeros >= count - count / 1024; }
@@ -26,6 +34,14 @@ constexpr int kF16Top = 15;
 // Room above the largest value of the last step.
 constexpr int kTopMargin = 4;
 
+// A bit of our own that is missing in the union is an adder's fault, and packing by such an index
+// would silently lose values.
+Error lost_index_bits() {
+  return make_error(
+      Errc::kUndecodable,
+      "the union that came back lacks non-zeros of this worker: an adder lost index bits");
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Codec>> create_exact(const CodecSpec& spec, const Layout& layout) {
@@ -36,6 +52,8 @@ Result<std::unique_ptr<Codec>> create_exact(const CodecSpec& spec, const Layout&
 
 ExactCodec::ExactCodec(const Layout& layout, const Options& options)
     : SteppedCodec(layout), options_(options) {
+  seen_.steps = layout.first_step;
+  if (options.block != 0) seen_.block = options.block;
   if (options.density >= 0) {
     seen_.nonzeros =
         static_cast<uint64_t>(std::ceil(options.density * static_cast<double>(layout.count)));
@@ -57,9 +75,11 @@ void ExactCodec::make_plan() {
 uint64_t ExactCodec::fingerprint() const {
   Fingerprint print;
   print.add("exact").add(layout()).add(static_cast<uint64_t>(options_.mode));
-  print.add(static_cast<uint64_t>(options_.values)).add(options_.tolerance).add(options_.block);
+  print.add(static_cast<uint64_t>(options_.values)).add(options_.tolerance);
+  print.add(options_.block == 0 ? kDefaultBlock : options_.block);
   print.add(options_.density).add(uint64_t{options_.lanes}).add(seen_.steps);
   print.add(static_cast<uint64_t>(mode_));
+  if (mode_ == Mode::kTwoLevel && chooses_block(options_)) print.add(seen_.block);
   if (mode_ == Mode::kSketch) {
     print.add(shape_.seed)
         .add(shape_.cells())
@@ -85,7 +105,8 @@ uint64_t ExactCodec::memory_bytes() const {
 Status ExactCodec::do_begin(const void* gradient) {
   gradient_ = gradient;
   waiting_ = Waiting::kNothing;
-  dense_values_ = peeled_ = false;
+  dense_plane_ = nullptr;
+  peeled_ = live_only_ = false;
   union_ = fix_up_count_ = 0;
   draft().mode = mode_name(mode_);
   if (options_.mode == Mode::kSketch && mode_ == Mode::kPacked) draft().fallback = "first-step";
@@ -100,6 +121,7 @@ Status ExactCodec::scan_gradient() {
       scan(width(), gradient_, layout().count, local_.as<uint64_t>(), kept_.as<void>(), capacity);
   nonzeros_ = found.nonzeros;
   kept_all_ = found.kept == found.nonzeros;
+  negative_zeros_ = found.negative_zeros;
   draft().local_nonzeros = nonzeros_;
   if (kept_all_ || (mode_ != Mode::kSketch && !reproducible())) return {};
   // Sketches and reproducible values look at the non-zeros themselves, however many there are.
@@ -116,9 +138,10 @@ Result<bool> ExactCodec::do_round(Round& round) {
   switch (waiting_) {
     case Waiting::kNothing: {
       if (layout().count == 0) return false;
-      if (mode_ == Mode::kDense) return open_dense(round);
-      ADDEND_TRY(scan_gradient());
-      if (mode_ == Mode::kSketch && reproducible()) {
+      if (mode_ != Mode::kDense && !by_blocks()) ADDEND_TRY(scan_gradient());
+      if (mode_ == Mode::kDense) {
+        ADDEND_TRY(open_dense(round));
+      } else if (mode_ == Mode::kSketch && reproducible()) {
         ADDEND_TRY(open_ranges(round));
       } else if (mode_ == Mode::kSketch) {
         ADDEND_TRY(open_sketch(round));
@@ -135,8 +158,7 @@ Result<bool> ExactCodec::do_round(Round& round) {
     case Waiting::kBlocks:
       return close_blocks(round);
     case Waiting::kElements:
-      two_level_.write_union(index());
-      return close_index(round);
+      return close_elements(round);
     case Waiting::kIndex:
       return close_index(round);
     case Waiting::kSketch:
@@ -149,13 +171,12 @@ Result<bool> ExactCodec::do_round(Round& round) {
 
 // -------------------------------------------------------------------------------------------------------------
 
-Result<bool> ExactCodec::open_dense(Round& round) {
-  dense_values_ = true;
-  ADDEND_TRY(values_.reserve(draft().dense_bytes));
-  std::memcpy(values_.as<void>(), gradient_, draft().dense_bytes);
-  round.add({sum_op(layout().dtype), layout().count, values_.as<void>(), nullptr, nullptr});
+Status ExactCodec::open_dense(Round& round) {
+  const Result<void*> plane = add_dense_plane(layout(), {gradient_, lent()}, values_, round);
+  ADDEND_TRY(plane);
+  dense_plane_ = *plane;
   waiting_ = Waiting::kLast;
-  return true;
+  return {};
 }
 
 Status ExactCodec::measure() {
@@ -183,8 +204,14 @@ Status ExactCodec::open_index(Round& round) {
 }
 
 Status ExactCodec::open_blocks(Round& round) {
-  ADDEND_TRY(index_.reserve(words() * 8));
-  ADDEND_TRY(two_level_.set_blocks(local_.as<uint64_t>(), layout().count, options_.block));
+  // The survey at the end of a step wants the union as a bitmap, and must not fail then.
+  if (options_.mode == Mode::kAuto) ADDEND_TRY(index_.reserve(words() * 8));
+  ADDEND_TRY(two_level_.set_blocks(width(), gradient_, layout().count, seen_.block));
+  nonzeros_ = draft().local_nonzeros = two_level_.local().nonzeros;
+  if (by_blocks()) {
+    negative_zeros_ = two_level_.local().negative_zeros;
+    kept_all_ = false;
+  }
   round.add(two_level_.live_plane());
   round.add(two_level_.partial_plane());
   if (reproducible()) ADDEND_TRY(open_ranges(round));
@@ -195,32 +222,40 @@ Status ExactCodec::open_blocks(Round& round) {
 // ----------------------------------------------------------------------------------------------------------------
 
 Result<bool> ExactCodec::close_blocks(Round& round) {
-  ADDEND_TRY(two_level_.set_elements(local_.as<uint64_t>()));
+  ADDEND_TRY(two_level_.set_elements(gradient_));
   const Plane elements = two_level_.element_plane();
-  if (elements.lanes == 0) {
-    two_level_.write_union(index());
-    return close_index(round);
-  }
+  if (elements.lanes == 0) return close_elements(round);
   round.add(elements);
   waiting_ = Waiting::kElements;
   return true;
 }
 
-// Takes in a folded index. Bits past the end are dropped, as everyone does; a bit of our own that
-// is missing is an adder's fault, and packing by such an index would silently lose values.
+Result<bool> ExactCodec::close_elements(Round& round) {
+  set_union(two_level_.count_union());
+  if (!two_level_.holds_local()) return lost_index_bits();
+  live_only_ = by_blocks() && union_ < layout().count / kLiveShare;
+  if (live_only_) return open_values(round);
+  ADDEND_TRY(index_.reserve(words() * 8));
+  two_level_.write_union(index());
+  // Words without a non-zero may now lie in live blocks, where a -0.0 was not looked for.
+  if (by_blocks() && two_level_.element_plane().lanes > 0) negative_zeros_ = true;
+  return open_values(round);
+}
+
+void ExactCodec::set_union(uint64_t nonzeros) {
+  union_ = nonzeros;
+  draft().union_nonzeros = nonzeros;
+}
+
+// Takes in a folded index. Bits past the end are dropped, as everyone does.
 Status ExactCodec::accept_union() {
   if (layout().count % 64 != 0) index()[words() - 1] &= low_mask(layout().count % 64);
   const auto* local = local_.as<uint64_t>();
   uint64_t lost = 0;
   for (uint64_t w = 0; w < words(); ++w)
     lost |= local[w] & ~index()[w];
-  if (lost != 0) {
-    return make_error(
-        Errc::kUndecodable,
-        "the union that came back lacks non-zeros of this worker: an adder lost index bits");
-  }
-  union_ = popcount({index(), words()});
-  draft().union_nonzeros = union_;
+  if (lost != 0) return lost_index_bits();
+  set_union(popcount({index(), words()}));
   return {};
 }
 
@@ -232,6 +267,12 @@ Result<bool> ExactCodec::close_index(Round& round) {
 Result<bool> ExactCodec::open_values(Round& round) {
   waiting_ = Waiting::kLast;
   if (union_ == 0) return false;
+  if (!reproducible() && nearly_dense(union_, layout().count)) {
+    draft().fallback = "dense";
+    ADDEND_TRY(open_dense(round));
+    return true;
+  }
+  round.last = true;
   ADDEND_TRY(values_.reserve(union_ * width() + Buffer::kSlack));
   if (reproducible()) {
     ADDEND_TRY(reproducible_.set_ranges(ranges_.as<uint32_t>(), layout().count, layout().world,
@@ -243,15 +284,14 @@ Result<bool> ExactCodec::open_values(Round& round) {
     draft().escaped_values = reproducible_.escaped();
     return true;
   }
-  if (nearly_dense(union_, layout().count)) {
-    draft().fallback = "dense";
-    return open_dense(round);
-  }
-  if (kept_all_) {
+  if (live_only_) {
+    two_level_.pack_values(gradient_, values_.as<void>());
+  } else if (kept_all_) {
     place(width(), kept_.as<void>(), local_.as<uint64_t>(), words(), index(), values_.as<void>());
   } else {
     pack(width(), gradient_, layout().count, index(), values_.as<void>());
   }
+  multiply(layout().dtype, values_.as<void>(), union_, scale(), values_.as<void>());
   round.add({sum_op(layout().dtype), union_, values_.as<void>(), nullptr, nullptr});
   return true;
 }
@@ -262,17 +302,31 @@ Status ExactCodec::do_finish(void* gradient) {
   if (peeled_) {
     ADDEND_TRY(assemble_sketch());
   } else if (reproducible() && union_ > 0) {
-    reproducible_.unpack(layout().dtype, index(), values_.as<void>());
+    reproducible_.unpack(layout().dtype, index(), scale(), values_.as<void>());
   }
-  if (dense_values_) {
-    std::memcpy(gradient, values_.as<void>(), draft().dense_bytes);
-  } else if (union_ == 0) {
-    if (draft().dense_bytes > 0) std::memset(gradient, 0, draft().dense_bytes);
-  } else {
-    unpack(width(), values_.as<void>(), index(), layout().count, gradient);
+  if (dense_plane_ != nullptr) {
+    take_dense_plane(layout(), dense_plane_, gradient);
+  } else if (layout().count > 0) {
+    write_union(gradient);
   }
   observe();
   return {};
+}
+
+// The gradient of the step is zero outside the union already, and is not written there again; but
+// a -0.0 would stay where other workers write +0.0.
+void ExactCodec::write_union(void* gradient) {
+  const bool zeros_stand = gradient == gradient_ && !negative_zeros_;
+  if (union_ == 0) {
+    if (!zeros_stand) std::memset(gradient, 0, draft().dense_bytes);
+  } else if (live_only_) {
+    two_level_.unpack_values(values_.as<void>(), zeros_stand ? Outside::kZeros : Outside::kAnything,
+                             gradient);
+  } else if (zeros_stand) {
+    unpack_into_zeros(width(), values_.as<void>(), index(), layout().count, gradient);
+  } else {
+    unpack(width(), values_.as<void>(), index(), layout().count, gradient);
+  }
 }
 
 void ExactCodec::observe() {
@@ -292,16 +346,26 @@ void ExactCodec::observe() {
   make_plan();
 }
 
-// What the two-level form of this union would cost, for the next choice.
+// What the two-level form of this union would cost, for the next choice, at the block size at
+// which it costs least.
 void ExactCodec::survey_blocks() {
   seen_.live_blocks = seen_.element_bits = 0;
   if (union_ == 0) return;
-  for (uint64_t begin = 0; begin < layout().count; begin += options_.block) {
-    const uint64_t length = std::min(options_.block, layout().count - begin);
-    const uint64_t set = popcount_range(index(), begin, begin + length);
-    seen_.live_blocks += set > 0 ? 1 : 0;
-    seen_.element_bits += set > 0 && set < length ? length : 0;
+  if (live_only_) two_level_.write_union(index());
+  std::span<const uint64_t> sizes(&options_.block, 1);
+  if (chooses_block(options_)) sizes = kBlockSizes;
+  Observation best = seen_;
+  double least = std::numeric_limits<double>::infinity();
+  for (const uint64_t block : sizes) {
+    Observation seen = seen_;
+    seen.block = block;
+    count_blocks(index(), layout().count, seen);
+    const double seconds =
+        estimate(Mode::kTwoLevel, layout(), options_, seen).seconds(layout().network);
+    if (seconds < least) best = seen;
+    least = std::min(least, seconds);
   }
+  seen_ = best;
 }
 
 }  // namespace addend::exact

@@ -27,6 +27,7 @@ class ExactCodec final : public SteppedCodec {
   ExactCodec(const Layout& layout, const Options& options);
 
   uint64_t fingerprint() const override;
+  std::string_view next_mode() const override { return mode_name(mode_); }
   uint64_t memory_bytes() const override;
 
  private:
@@ -38,6 +39,9 @@ class ExactCodec final : public SteppedCodec {
   Status do_finish(void* gradient) override;
 
   bool reproducible() const { return options_.values == Values::kReproducible; }
+  // The gradient is scanned for live blocks, not for non-zeros. Reproducible values need those for
+  // their ranges.
+  bool by_blocks() const { return mode_ == Mode::kTwoLevel && !reproducible(); }
   uint64_t words() const;
   uint32_t width() const { return dtype_bytes(layout().dtype); }
   uint64_t* index() { return index_.as<uint64_t>(); }
@@ -52,27 +56,30 @@ class ExactCodec final : public SteppedCodec {
   Status open_blocks(Round& round);
   Status open_ranges(Round& round);
   Status open_sketch(Round& round);
-  Result<bool> open_dense(Round& round);
+  Status open_dense(Round& round);
 
   // One per sum that came back; each goes on to the next round (true) or says that there is none
   // (false).
   Result<bool> close_blocks(Round& round);
+  Result<bool> close_elements(Round& round);
   Result<bool> close_index(Round& round);
   Result<bool> close_sketch(Round& round);
 
   Status accept_union();
+  void set_union(uint64_t nonzeros);
   Result<bool> open_values(Round& round);
   Status local_quanta();
   void stuck_quanta(uint64_t* lanes) const;
   Status select_fix_up();
   Result<bool> open_fix_up(Round& round);
 
+  void write_union(void* gradient);
   void observe();
   void survey_blocks();
   Status assemble_sketch();
   void assemble_mixed();
-  struct Scale;
-  Scale scale_at(uint64_t position) const;
+  struct Quantum;
+  Quantum quantum_at(uint64_t position) const;
 
   const Options options_;
   Observation seen_;
@@ -85,11 +92,13 @@ class ExactCodec final : public SteppedCodec {
   // The step.
   const void* gradient_ = nullptr;
   Waiting waiting_ = Waiting::kNothing;
-  uint64_t nonzeros_ = 0;  // local
-  uint64_t union_ = 0;     // non-zeros of the union
+  uint64_t nonzeros_ = 0;   // local
+  uint64_t union_ = 0;      // non-zeros of the union
+  bool live_only_ = false;  // values go by live blocks, and no bitmap of the union exists
   bool kept_all_ = false;
-  bool dense_values_ = false;
+  bool negative_zeros_ = false;  // somewhere in the gradient
   bool peeled_ = false;
+  const void* dense_plane_ = nullptr;  // values travel as they are, and lie here
   uint64_t fix_up_count_ = 0;
   uint32_t top_lane_ = 0;
 

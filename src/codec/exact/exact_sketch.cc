@@ -9,6 +9,7 @@
 #include "base/bits.h"
 #include "codec/exact/exact.h"
 #include "codec/exact/kernels.h"
+#include "codec/multiply.h"
 
 namespace addend::exact {
 
@@ -143,6 +144,7 @@ void ExactCodec::stuck_quanta(uint64_t* lanes) const {
 
 Result<bool> ExactCodec::open_fix_up(Round& round) {
   const uint64_t stuck = sketch_.stuck().count;
+  round.last = true;
   if (stuck > 0) {
     ADDEND_TRY(quanta_.reserve(stuck * 8));
     stuck_quanta(quanta_.as<uint64_t>());
@@ -154,26 +156,28 @@ Result<bool> ExactCodec::open_fix_up(Round& round) {
     ADDEND_TRY(reproducible_.pack(layout().dtype, gradient_, fix_up_.as<uint64_t>()));
     round.add(reproducible_.wide_plane());
   } else {
-    pack(width(), gradient_, layout().count, fix_up_.as<uint64_t>(), fix_values_.as<void>());
+    auto* values = fix_values_.as<void>();
+    pack(width(), gradient_, layout().count, fix_up_.as<uint64_t>(), values);
+    multiply(layout().dtype, values, fix_up_count_, scale(), values);
     round.add({sum_op(layout().dtype), fix_up_count_, fix_values_.as<void>(), nullptr, nullptr});
   }
   return true;
 }
 
-// Decodes peeled integers. Per element in reproducible mode, one scale for all in float mode.
-struct ExactCodec::Scale {
+// Decodes peeled integers. Per block in reproducible mode, one quantum for all in float mode.
+struct ExactCodec::Quantum {
   int quantum;
-  float scale;  // 2^quantum, or 0 for a window below the subnormals, which has no f32 scale
+  float weight;  // 2^quantum, or 0 for a window below the subnormals, which no f32 holds
 
   float value(DType dtype, int64_t quanta) const {
-    if (scale != 0) return from_quanta(dtype, quanta, quantum, scale);
+    if (weight != 0) return from_quanta(dtype, quanta, quantum, weight);
     const bool negative = quanta < 0;
     const auto magnitude = static_cast<uint64_t>(quanta);
     return round_to(dtype, negative, negative ? 0 - magnitude : magnitude, quantum, false);
   }
 };
 
-ExactCodec::Scale ExactCodec::scale_at(uint64_t position) const {
+ExactCodec::Quantum ExactCodec::quantum_at(uint64_t position) const {
   if (!reproducible()) return {window_.quantum(), std::ldexp(1.0f, window_.quantum())};
   const BlockFormat& format = reproducible_.format(position / kRangeBlock);
   return {format.fixed.quantum, format.from_quanta};
@@ -185,11 +189,12 @@ Status ExactCodec::assemble_sketch() {
   ADDEND_TRY(values_.reserve(union_ * width() + Buffer::kSlack));
   const bool plain = !reproducible() && fix_up_count_ == 0 && sketch_.stuck().count == 0;
   if (plain) {
-    const Scale scale = scale_at(0);
+    const Quantum quantum = quantum_at(0);
+    const DType decoded = scaled_sum_type(dtype, scale());
     const int64_t* peeled = sketch_.values();
     void* values = values_.as<void>();
     for (uint64_t i = 0; i < union_; ++i)
-      store_float(dtype, values, i, scale.value(dtype, peeled[i]));
+      store_float(dtype, values, i, quantum.value(decoded, peeled[i]) * scale());
   } else {
     assemble_mixed();
   }
@@ -197,16 +202,16 @@ Status ExactCodec::assemble_sketch() {
 }
 
 void ExactCodec::assemble_mixed() {
-  const DType dtype = layout().dtype;
+  const DType dtype = layout().dtype, decoded = scaled_sum_type(dtype, scale());
   if (reproducible() && fix_up_count_ > 0) {
-    reproducible_.unpack(dtype, fix_up_.as<uint64_t>(), fix_values_.as<void>());
+    reproducible_.unpack(dtype, fix_up_.as<uint64_t>(), scale(), fix_values_.as<void>());
   }
   const auto* peeled = sketch_.values();
   const auto* stuck_values = quanta_.as<int64_t>();
   const KeySet stuck = sketch_.stuck();
   uint64_t rank = 0, next_fix = 0;
   for (uint64_t w = 0; w < words(); ++w) {
-    const Scale scale = scale_at(w * 64);
+    const Quantum quantum = quantum_at(w * 64);
     const uint64_t stuck_word = stuck.count > 0 ? stuck.bitmap[w] : 0;
     const uint64_t escaped_word = fix_up_count_ > 0 ? fix_up_.as<uint64_t>()[w] : 0;
     // Float mode sketches every key; reproducible mode leaves the escaped ones out.
@@ -218,7 +223,7 @@ void ExactCodec::assemble_mixed() {
       const bool escaped = (escaped_word & mask) != 0;
       store_float(dtype, values_.as<void>(), rank++,
                   escaped ? load_float(dtype, fix_values_.as<void>(), next_fix++)
-                          : scale.value(dtype, quanta));
+                          : quantum.value(decoded, quanta) * scale());
     });
   }
 }

@@ -419,6 +419,84 @@ TEST(ExactCodec, SurvivesAnythingThatAnAdderHandsBack) {
   }
 }
 
+// Rows of `row` elements at some places, each worker's others.
+Gradients rows_of(const Layout& layout, uint64_t row, uint64_t seed) {
+  Gradients gradients(layout.world, Gradient(layout.count * dtype_bytes(layout.dtype)));
+  for (uint32_t w = 0; w < layout.world; ++w) {
+    for (uint64_t i = 0; i < layout.count; ++i) {
+      if (addend_random(seed + w, i / row) % 20 != 0) continue;
+      const auto value = static_cast<float>(1 + addend_random(seed + w + 100, i) % 7);
+      store_float(layout.dtype, gradients[w].data(), i, value);
+    }
+  }
+  return gradients;
+}
+
+TEST(ExactAuto, PicksTheBlockThatFitsTheRows) {
+  for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
+    for (const uint64_t row : {64, 128, 256}) {
+      Layout layout = layout_of(3, 256 * 40, dtype);
+      layout.network = {50, 0.1};
+      auto steps = steps_of("exact", layout);
+      auto fixed = steps_of("exact:block=64", layout);
+      for (uint64_t step = 0; step < 3; ++step) {
+        const Gradients rows = rows_of(layout, row, 10 * step);
+        run(steps, layout, rows);
+        run(fixed, layout, rows);
+      }
+      const Report& report = steps.report();
+      EXPECT_EQ(report.mode, "two-level");
+      EXPECT_EQ(report.rounds, 2u) << "whole rows need no element bits";
+      EXPECT_EQ(report.round_bytes[0], 2 * 8 * words_for(layout.count / row));
+      EXPECT_EQ(fixed.report().round_bytes[0], 2 * 8 * words_for(layout.count / 64));
+      EXPECT_EQ(steps.worker(0).fingerprint(), steps.worker(2).fingerprint());
+      EXPECT_NE(steps.worker(0).fingerprint(), fixed.worker(0).fingerprint());
+    }
+  }
+}
+
+TEST(ExactAuto, FollowsRowsThatGrow) {
+  Layout layout = layout_of(2, 256 * 40);
+  layout.network = {50, 0.1};
+  auto steps = steps_of("exact", layout);
+  for (uint64_t step = 0; step < 2; ++step)
+    run(steps, layout, rows_of(layout, 64, step));
+  EXPECT_EQ(steps.report().round_bytes[0], 2 * 8 * words_for(layout.count / 64));
+  for (uint64_t step = 0; step < 17; ++step)  // a survey among them
+    run(steps, layout, rows_of(layout, 256, step));
+  EXPECT_EQ(steps.report().mode, "two-level");
+  EXPECT_EQ(steps.report().round_bytes[0], 2 * 8 * words_for(layout.count / 256));
+}
+
+TEST(ExactTwoLevel, WorksOnLiveBlocksWithoutABitmapOfAllElements) {
+  const Layout layout = layout_of(2, 64 * 100000);
+  auto steps = steps_of("exact:mode=two-level", layout);
+  Gradients gradients = rows_of(layout, 64, 1);
+  ASSERT_TRUE(steps.step(gradients));
+  EXPECT_GT(steps.report().union_nonzeros, layout.count / 12);
+  EXPECT_LT(steps.worker(0).memory_bytes(), layout.count * 4 / 4)
+      << "values of some 10 % of the rows, and block bits";
+}
+
+TEST(ExactTwoLevel, RefusesAUnionWithoutItsOwnBits) {
+  const Layout layout = layout_of(2, 6400);
+  for (const char* spec : {"exact:mode=two-level", "exact:mode=two-level,values=reproducible"}) {
+    for (const uint32_t broken : {0u, 1u}) {
+      auto steps = steps_of(spec, layout);
+      const Gradients gradients = whole_numbers(layout, 0.01, 1);
+      Gradients sums = gradients;
+      const Status status = steps.step(sums, [&](uint32_t number, Round& round) {
+        if (number != broken) return;
+        auto* words = static_cast<uint64_t*>(round.planes[0].data);
+        words[0] &= words[0] - 1;
+      });
+      ASSERT_FALSE(status) << spec << " round " << broken;
+      EXPECT_EQ(status.error().code, Errc::kUndecodable);
+      EXPECT_EQ(sums, gradients);
+    }
+  }
+}
+
 TEST(ExactAuto, LearnsTheUnionAndTheBlocks) {
   Layout layout = layout_of(2, 64 * 1000);
   layout.network = {50, 0.1};

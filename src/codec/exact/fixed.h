@@ -75,6 +75,13 @@ float from_fixed(const Fixed& format, DType dtype, const int64_t* words);
 /// magnitude * 2^exponent (plus something below it if `sticky`), rounded once to dtype.
 float round_to(DType dtype, bool negative, uint64_t magnitude, int exponent, bool sticky);
 
+/// The type that an exact sum is rounded to before it is multiplied by `scale` and stored as dtype:
+/// dtype itself for a scale of 1, else f32, so that a mean of f16 survives a sum beyond f16's
+/// range.
+constexpr DType scaled_sum_type(DType dtype, float scale) {
+  return scale == 1 ? dtype : DType::kF32;
+}
+
 /// The one-digit case, without loops: an integer number of quanta, exact if it fits, and back.
 inline int64_t to_quanta(float value, double inverse_quantum) {
   return std::llrint(static_cast<double>(value) * inverse_quantum);

@@ -35,11 +35,33 @@ template <typename T>
 using MaskBits =
     std::conditional_t<!kWide<T>, uint8_t, std::conditional_t<sizeof(T) == 4, uint16_t, uint32_t>>;
 
+// Whether all bits of the 64 elements are zero. Sparse gradients are mostly such words, and this
+// alone keeps up with memory.
 template <typename T>
-HWY_INLINE uint64_t store_nonzero_bits(hn::Vec<CompactTag<T>> v, uint8_t* to) {
+HWY_INLINE bool is_blank(const T* from) {
   const CompactTag<T> d;
-  const auto mask = hn::Ne(hn::ShiftLeft<1>(v), hn::Zero(d));
-  return store_bits<decltype(d), MaskBits<T>>(d, mask, to);
+  auto any = hn::Zero(d);
+  for (uint64_t j = 0; j < 64; j += hn::Lanes(d))
+    any = hn::Or(any, hn::LoadU(d, from + j));
+  return hn::AllTrue(d, hn::Eq(any, hn::Zero(d)));
+}
+
+// Scans 64 elements: writes their word of the bitmap, appends the non-zeros to `kept` if kKeep, and
+// collects the bits of zeros, which are signs, in `zeros`. Returns the number of non-zeros.
+template <bool kKeep, typename T>
+HWY_INLINE uint64_t scan_word(const T* from, uint8_t* word, T* kept,
+                              hn::Vec<CompactTag<T>>& zeros) {
+  const CompactTag<T> d;
+  uint64_t found = 0;
+  for (uint64_t j = 0; j < 64; j += hn::Lanes(d)) {
+    const auto v = hn::LoadU(d, from + j);
+    const auto nonzero = hn::Ne(hn::ShiftLeft<1>(v), hn::Zero(d));
+    const uint64_t bits = store_bits<decltype(d), MaskBits<T>>(d, nonzero, word + j / 8);
+    zeros = hn::Or(zeros, hn::IfThenZeroElse(nonzero, v));
+    if constexpr (kKeep) hn::StoreU(compress(d, v, bits), d, kept + found);
+    found += static_cast<uint64_t>(std::popcount(bits));
+  }
+  return found;
 }
 
 template <typename T>
@@ -50,26 +72,20 @@ HWY_INLINE ScanResult scan_any(const T* HWY_RESTRICT gradient, uint64_t count,
   uint64_t i = 0;
   if constexpr (kCanCompact<T>) {
     const CompactTag<T> d;
-    const uint64_t n = hn::Lanes(d);
+    auto zeros = hn::Zero(d);
     auto* bytes = reinterpret_cast<uint8_t*>(bitmap);
     uint64_t out = 0;
     for (; i + 64 <= count && out + 64 <= kept_capacity; i += 64) {
-      for (uint64_t j = i; j < i + 64; j += n) {
-        const auto v = hn::LoadU(d, gradient + j);
-        const uint64_t bits = store_nonzero_bits<T>(v, bytes + j / 8);
-        hn::StoreU(compress(d, v, bits), d, kept + out);
-        out += static_cast<uint64_t>(std::popcount(bits));
-      }
+      bitmap[i / 64] = 0;
+      if (is_blank(gradient + i)) continue;
+      out += scan_word<true>(gradient + i, bytes + i / 8, kept + out, zeros);
     }
-    found = {out, out};
+    found = {out, out, false};
     if (out + 64 > kept_capacity) {
-      for (; i + 64 <= count; i += 64) {
-        for (uint64_t j = i; j < i + 64; j += n) {
-          const uint64_t bits = store_nonzero_bits<T>(hn::LoadU(d, gradient + j), bytes + j / 8);
-          found.nonzeros += static_cast<uint64_t>(std::popcount(bits));
-        }
-      }
+      for (; i + 64 <= count; i += 64)
+        found.nonzeros += scan_word<false>(gradient + i, bytes + i / 8, kept, zeros);
     }
+    found.negative_zeros = !hn::AllTrue(d, hn::Eq(zeros, hn::Zero(d)));
   }
   return reference::scan(gradient, i, count, bitmap, kept, kept_capacity, found);
 }
@@ -129,7 +145,7 @@ HWY_INLINE uint64_t place_any(const T* HWY_RESTRICT kept, const uint64_t* HWY_RE
   return rank;
 }
 
-template <typename T>
+template <bool kIntoZeros, typename T>
 HWY_INLINE void unpack_any(const T* HWY_RESTRICT packed, const uint64_t* HWY_RESTRICT selection,
                            uint64_t count, T* HWY_RESTRICT gradient) {
   uint64_t rank = 0, i = 0;
@@ -140,6 +156,7 @@ HWY_INLINE void unpack_any(const T* HWY_RESTRICT packed, const uint64_t* HWY_RES
                         reinterpret_cast<uintptr_t>(gradient) % (n * sizeof(T)) == 0;
     for (; i + 64 <= count; i += 64) {
       uint64_t word = selection[i / 64];
+      if (kIntoZeros && word == 0) continue;
       for (uint64_t j = i; j < i + 64; j += n, word >>= n) {
         const uint64_t bits = word & low_mask(n);
         const auto v = expand(d, packed + rank, bits);
@@ -153,7 +170,11 @@ HWY_INLINE void unpack_any(const T* HWY_RESTRICT packed, const uint64_t* HWY_RES
     }
     if (stream) hwy::FlushStream();
   }
-  reference::unpack(packed, selection, i, count, gradient, rank);
+  if constexpr (kIntoZeros) {
+    reference::unpack_into_zeros(packed, selection, i, count, gradient, rank);
+  } else {
+    reference::unpack(packed, selection, i, count, gradient, rank);
+  }
 }
 
 // Plain functions, because run-time dispatch cannot export templates.
@@ -178,10 +199,16 @@ uint64_t place16(const uint16_t* kept, const uint64_t* bitmap, uint64_t words,
   return place_any(kept, bitmap, words, selection, packed);
 }
 void unpack32(const uint32_t* packed, const uint64_t* selection, uint64_t n, uint32_t* x) {
-  unpack_any(packed, selection, n, x);
+  unpack_any<false>(packed, selection, n, x);
 }
 void unpack16(const uint16_t* packed, const uint64_t* selection, uint64_t n, uint16_t* x) {
-  unpack_any(packed, selection, n, x);
+  unpack_any<false>(packed, selection, n, x);
+}
+void unpack_into32(const uint32_t* packed, const uint64_t* selection, uint64_t n, uint32_t* x) {
+  unpack_any<true>(packed, selection, n, x);
+}
+void unpack_into16(const uint16_t* packed, const uint64_t* selection, uint64_t n, uint16_t* x) {
+  unpack_any<true>(packed, selection, n, x);
 }
 
 }  // namespace
@@ -199,6 +226,8 @@ HWY_EXPORT(place32);
 HWY_EXPORT(place16);
 HWY_EXPORT(unpack32);
 HWY_EXPORT(unpack16);
+HWY_EXPORT(unpack_into32);
+HWY_EXPORT(unpack_into16);
 
 namespace {
 
@@ -259,6 +288,18 @@ void unpack(uint32_t width, const void* packed, const uint64_t* selection, uint6
   };
   width == 4 ? run(uint32_t{}, HWY_DYNAMIC_DISPATCH(unpack32))
              : run(uint16_t{}, HWY_DYNAMIC_DISPATCH(unpack16));
+}
+
+void unpack_into_zeros(uint32_t width, const void* packed, const uint64_t* selection,
+                       uint64_t count, void* gradient) {
+  const auto run = [&]<typename T>(T, auto fast) {
+    if (scalar_forced()) {
+      return reference::unpack_into_zeros(in<T>(packed), selection, 0, count, out<T>(gradient), 0);
+    }
+    return fast(in<T>(packed), selection, count, out<T>(gradient));
+  };
+  width == 4 ? run(uint32_t{}, HWY_DYNAMIC_DISPATCH(unpack_into32))
+             : run(uint16_t{}, HWY_DYNAMIC_DISPATCH(unpack_into16));
 }
 
 }  // namespace addend::exact

@@ -15,7 +15,8 @@ namespace addend::exact {
 
 struct ScanResult {
   uint64_t nonzeros = 0;
-  uint64_t kept = 0;  ///< how many of them, from the front, were kept
+  uint64_t kept = 0;            ///< how many of them, from the front, were kept
+  bool negative_zeros = false;  ///< whether some element is -0.0
 };
 
 /// Sets bit i of `bitmap` iff element i is not zero (-0.0 is zero, NaN is not) and appends the
@@ -39,5 +40,10 @@ uint64_t place(uint32_t width, const void* kept, const uint64_t* bitmap, uint64_
 /// bytes past the packed elements.
 void unpack(uint32_t width, const void* packed, const uint64_t* selection, uint64_t count,
             void* gradient);
+
+/// The same for a gradient that holds +0.0 outside the selection: words of the bitmap without a
+/// selected position are not touched.
+void unpack_into_zeros(uint32_t width, const void* packed, const uint64_t* selection,
+                       uint64_t count, void* gradient);
 
 }  // namespace addend::exact

@@ -86,6 +86,7 @@ class KernelsOnTarget : public testing::TestWithParam<std::string> {
         scan(sizeof(T), gradient, count, actual_bitmap.data(), actual_kept.data(), capacity);
     ASSERT_EQ(actual.nonzeros, expected.nonzeros);
     ASSERT_EQ(actual.kept, expected.kept);
+    ASSERT_EQ(actual.negative_zeros, expected.negative_zeros);
     ASSERT_LE(actual.kept, capacity);
     if (words > 0) {
       ASSERT_EQ(0, std::memcmp(actual_bitmap.data(), bitmap.data(), words * 8));
@@ -147,6 +148,27 @@ class KernelsOnTarget : public testing::TestWithParam<std::string> {
       ASSERT_EQ(0, std::memcmp(actual.data(), expected.data(), count * sizeof(T)));
     }
     ASSERT_TRUE(actual.canaries_live()) << "unpack owns its gradient to the last byte, no further";
+    check_into_zeros(packed.data(), count, selection, offset, expected);
+  }
+
+  // Selected positions hold anything before, the others zero.
+  template <typename T>
+  static void check_into_zeros(const T* packed, uint64_t count,
+                               const std::vector<uint64_t>& selection, uint64_t offset,
+                               const std::vector<T>& expected) {
+    Guarded<T> actual(count, 0, offset);
+    std::vector<T> by_reference(count);
+    for (uint64_t i = 0; i < count; ++i) {
+      actual.data()[i] = by_reference[i] =
+          test_bit(selection.data(), i) ? static_cast<T>(addend_random(98, i)) : T{0};
+    }
+    unpack_into_zeros(sizeof(T), packed, selection.data(), count, actual.data());
+    reference::unpack_into_zeros(packed, selection.data(), 0, count, by_reference.data(), 0);
+    ASSERT_EQ(by_reference, expected);
+    if (count > 0) {
+      ASSERT_EQ(0, std::memcmp(actual.data(), expected.data(), count * sizeof(T)));
+    }
+    ASSERT_TRUE(actual.canaries_live());
   }
 
   template <typename T>
@@ -210,6 +232,33 @@ TEST_P(KernelsOnTarget, TreatMinusZeroAsZeroAndNanAsAValue) {
   EXPECT_EQ(kept[0], 0x7FC00000u);
   EXPECT_EQ(kept[1], 1u);
   EXPECT_EQ(kept[2], 0x80000001u);
+}
+
+TEST_P(KernelsOnTarget, FindTheOneNegativeZeroWhereverItStands) {
+  for (const uint64_t at : {0, 63, 64, 130, 199}) {
+    for (const uint64_t capacity : {0, 300}) {  // also where non-zeros are no longer kept
+      std::vector<uint32_t> gradient(200, 0), kept(capacity + Buffer::kSlack / 4);
+      std::vector<uint64_t> bitmap(words_for(200));
+      gradient[100] = 0x80000001u;
+      EXPECT_FALSE(
+          scan(4, gradient.data(), 200, bitmap.data(), kept.data(), capacity).negative_zeros);
+      gradient[at] = 0x80000000u;
+      EXPECT_TRUE(
+          scan(4, gradient.data(), 200, bitmap.data(), kept.data(), capacity).negative_zeros)
+          << at;
+    }
+  }
+}
+
+TEST_P(KernelsOnTarget, LeaveWordsWithoutSelectedPositionsAlone) {
+  const std::vector<uint64_t> selection = {0, 1, 0, 0};
+  const std::vector<uint32_t> packed(1 + Buffer::kSlack / 4, 7);
+  std::vector<uint32_t> gradient(200, 5);
+  unpack_into_zeros(4, packed.data(), selection.data(), 200, gradient.data());
+  EXPECT_EQ(gradient[63], 5u);
+  EXPECT_EQ(gradient[64], 7u);
+  EXPECT_EQ(gradient[128], 5u);
+  EXPECT_EQ(gradient[199], 5u);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, KernelsOnTarget, testing::ValuesIn(simd_targets()),

@@ -12,7 +12,8 @@ const std::vector<OptionHelp>& exact_options() {
        "the engine's float sums, or integer sums equal on all ranks"},
       {"tolerance", "NUMBER",
        "reproducible: error allowed relative to a block's largest value (0)"},
-      {"block", "NUMBER", "elements of a block of the two-level index (64)"},
+      {"block", "NUMBER",
+       "elements of a block of the two-level index (auto: 64, 128 or 256; else 64)"},
       {"density", "NUMBER", "expected union density, if known before the first step"},
       {"lanes", "NUMBER", "sketch: elements hashed together, a power of two (1)"},
   };
@@ -28,7 +29,7 @@ Result<Options> read_options(const CodecSpec& spec) {
   ADDEND_TRY(values);
   const auto tolerance = read_number(spec, "tolerance", 0, 0, 0.5);
   ADDEND_TRY(tolerance);
-  const auto block = read_integer(spec, "block", 64, 1, uint64_t{1} << 32);
+  const auto block = read_integer(spec, "block", 0, 1, uint64_t{1} << 32);
   ADDEND_TRY(block);
   const auto density = read_number(spec, "density", -1, 0, 1);
   ADDEND_TRY(density);

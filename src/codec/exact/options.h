@@ -19,12 +19,15 @@ constexpr std::string_view mode_name(Mode mode) {
   return kNames[static_cast<uint8_t>(mode)];
 }
 
+/// Elements of a block of the two-level index where nobody says otherwise.
+inline constexpr uint64_t kDefaultBlock = 64;
+
 struct Options {
   Mode mode = Mode::kAuto;
   Values values = Values::kFloat;
   double tolerance = 0;  ///< reproducible: largest error of a summed element, relative to its
                          ///< block's largest magnitude
-  uint64_t block = 64;   ///< elements of a block of the two-level index
+  uint64_t block = 0;    ///< elements of a block of the two-level index; 0: not given
   double density = -1;   ///< expected union density; negative: learn it from the first step
   uint32_t lanes = 1;    ///< sketch: elements hashed together
 };

@@ -130,7 +130,9 @@ Plane ReproducibleValues::wide_plane() {
   return {Op::kSumI64, wide_lanes_, wide_.as<void>(), nullptr, nullptr};
 }
 
-void ReproducibleValues::unpack(DType dtype, const uint64_t* selection, void* packed) const {
+void ReproducibleValues::unpack(DType dtype, const uint64_t* selection, float scale,
+                                void* packed) const {
+  const DType decoded = scaled_sum_type(dtype, scale);
   const auto* formats = formats_.as<BlockFormat>();
   const auto* narrow = narrow_.as<int32_t>();
   const auto* wide = wide_.as<int64_t>();
@@ -140,12 +142,12 @@ void ReproducibleValues::unpack(DType dtype, const uint64_t* selection, void* pa
     float value = 0;
     if (format.single()) {
       const int64_t quanta = format.narrow ? *narrow++ : *wide++;
-      value = from_quanta(dtype, quanta, format.fixed.quantum, format.from_quanta);
+      value = from_quanta(decoded, quanta, format.fixed.quantum, format.from_quanta);
     } else {
-      value = from_fixed(format.fixed, dtype, wide);
+      value = from_fixed(format.fixed, decoded, wide);
       wide += format.fixed.words();
     }
-    store_float(dtype, packed, rank++, value);
+    store_float(dtype, packed, rank++, value * scale);
   });
 }
 

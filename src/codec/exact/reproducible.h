@@ -62,8 +62,8 @@ class ReproducibleValues {
   uint64_t escaped() const { return escaped_; }
 
   /// Decodes the (folded) planes in index order into `packed`, one element of dtype per selected
-  /// position.
-  void unpack(DType dtype, const uint64_t* selection, void* packed) const;
+  /// position, times `scale`.
+  void unpack(DType dtype, const uint64_t* selection, float scale, void* packed) const;
 
   const BlockFormat& format(uint64_t block) const { return formats_.as<BlockFormat>()[block]; }
   uint64_t blocks() const { return blocks_; }

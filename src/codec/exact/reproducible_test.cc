@@ -47,7 +47,7 @@ class Exchange {
     wide_lanes = workers[0].values.wide_plane().lanes;
     escaped = workers[0].values.escaped();
     std::vector<uint64_t> packed(count_ / 2 + 1);
-    workers[0].values.unpack(dtype, union_.data(), packed.data());
+    workers[0].values.unpack(dtype, union_.data(), 1, packed.data());
     sums.resize(count_);
     uint64_t rank = 0;
     for (uint64_t i = 0; i < count_; ++i)
@@ -286,7 +286,7 @@ TEST(BlockFormat, OfCorruptedLanesIsStillAFormat) {
           ASSERT_TRUE(values.set_ranges(lanes, 100, world, tolerance));
           ASSERT_TRUE(values.pack(DType::kF32, gradient.data(), selection.data()));
           std::vector<uint64_t> packed(50);
-          values.unpack(DType::kF16, selection.data(), packed.data());
+          values.unpack(DType::kF16, selection.data(), 1, packed.data());
         }
       }
     }

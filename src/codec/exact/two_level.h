@@ -8,6 +8,9 @@
 //   partial is full
 //
 // Both rounds are ORs. docs/formats/exact.md, "Two-level index".
+//
+// The gradient is read once as a whole, to find the live blocks; everything after touches live
+// blocks only. No bitmap of all elements is made unless asked for (write_union).
 #pragma once
 
 #include <cstdint>
@@ -15,40 +18,68 @@
 #include "addend/plane.h"
 #include "addend/result.h"
 #include "base/buffer.h"
+#include "codec/exact/scan_blocks.h"
 
 namespace addend::exact {
 
+/// What a gradient that values are written to holds outside live blocks.
+enum class Outside : uint8_t { kAnything, kZeros };
+
+/// Calls come in the order of the declarations. `gradient` is the same, unchanged, in all of them
+/// up to pack_values.
 class TwoLevelIndex {
  public:
-  /// Cuts `count` elements into blocks of `block` (the last may be shorter) and marks them from a
-  /// local bitmap.
-  Status set_blocks(const uint64_t* bitmap, uint64_t count, uint64_t block);
+  /// Cuts `count` elements of `width` bytes into blocks of `block` (the last may be shorter) and
+  /// marks those of the gradient.
+  Status set_blocks(uint32_t width, const void* gradient, uint64_t count, uint64_t block);
+  /// What the gradient holds; known from here on.
+  const BlockScan& local() const { return local_; }
   Plane live_plane();
   Plane partial_plane();
 
   /// Collects the element bits of partial blocks, once the block planes are folded; an empty plane
   /// if no block is partial.
-  Status set_elements(const uint64_t* bitmap);
+  Status set_elements(const void* gradient);
   Plane element_plane();
+  uint64_t live_blocks() const { return live_blocks_; }
 
-  /// Writes the union bitmap (words_for(count) words), once the element plane is folded.
+  /// Once the element plane is folded: the size of the union.
+  uint64_t count_union();
+  /// Whether the union has every non-zero of this worker; if not, an adder lost bits.
+  bool holds_local() const;
+
+  /// Writes the union bitmap (words_for(count) words).
   void write_union(uint64_t* bitmap) const;
 
-  uint64_t live_blocks() const { return live_blocks_; }
+  /// Gathers the elements of the union in order. REQUIRES: Buffer::kSlack bytes of room past them.
+  void pack_values(const void* gradient, void* values) const;
+  /// Writes them back, and zeros wherever the union is not. REQUIRES: Buffer::kSlack readable bytes
+  /// past the values.
+  void unpack_values(const void* values, Outside outside, void* gradient) const;
+
   uint64_t memory_bytes() const;
 
  private:
+  struct Run;
+  struct Piece;
   template <typename Visit>
-  void for_each_live(Visit&& visit) const;
+  void for_each_run(Visit&& visit) const;
+  template <typename Visit>
+  void for_each_piece_of(const Run& run, Visit&& visit) const;
+  void read_elements(const Piece& piece, uint64_t* words) const;
 
+  uint32_t width_ = 4;
   uint64_t count_ = 0;
   uint64_t block_ = 1;
   uint64_t blocks_ = 0;
   uint64_t live_blocks_ = 0;
   uint64_t element_bits_ = 0;
+  BlockScan local_;
   Buffer live_;      // bitmap over blocks
   Buffer partial_;   // bitmap over blocks
   Buffer elements_;  // bitmap over the elements of partial blocks, in order, without gaps
+  Buffer local_live_;
+  Buffer local_elements_;
 };
 
 }  // namespace addend::exact

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "codec/quant/options.h"
 
+#include <algorithm>
 #include <bit>
 #include <string>
 
@@ -24,10 +25,17 @@ Result<uint64_t> read_or_word(const CodecSpec& spec, std::string_view key, std::
   return read_integer(spec, key, fallback, least, most);
 }
 
+uint64_t largest_segment(const Layout& layout) {
+  uint64_t largest = layout.segments.empty() ? layout.count : 0;
+  for (const Segment& segment : layout.segments)
+    largest = std::max(largest, segment.count);
+  return largest;
+}
+
 Status check(const Options& options, const Layout& layout) {
   if (options.block != 0 && !std::has_single_bit(options.block))
     return refuse("block must be a power of two or whole");
-  if (options.block == 0 && layout.count > (uint64_t{1} << 30))
+  if (options.block == 0 && largest_segment(layout) > (uint64_t{1} << 30))
     return refuse("block=whole takes at most 2^30 elements");
   if (options.carrier == Carrier::kIndices && (options.bits == 0 || options.bits > 4)) {
     return refuse("carrier=indices packs 4-bit indices: it needs bits=1 to 4");

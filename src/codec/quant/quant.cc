@@ -2,13 +2,11 @@
 #include "codec/quant/quant.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <string>
 
-#include "base/bits.h"
 #include "codec/element.h"
 #include "codec/fingerprint.h"
 
@@ -59,29 +57,16 @@ Status QuantCodec::set_up() {
     ADDEND_TRY(coding);
     codings_.push_back(std::move(*coding));
   }
+  blocks_.cut(layout(), options_.block);
   if (layout().count == 0) return {};
-  const Block last = block(blocks() - 1);
-  const uint64_t largest = std::max<uint64_t>(block(0).size, last.size);
-  ADDEND_TRY(norms_.reserve(blocks() * 4));
+  const uint64_t largest = blocks_.largest();
+  ADDEND_TRY(norms_.reserve(blocks_.size() * 4));
   ADDEND_TRY(signs_.reserve(largest / 8));
   ADDEND_TRY(rotated_.reserve(largest * 4));
   ADDEND_TRY(scratch_.reserve(largest * 4));
   ADDEND_TRY(levels_.reserve(largest));
-  parts_.resize(blocks());
-  return residual_.reserve(options_.feedback, last.begin + last.size, blocks());
-}
-
-uint64_t QuantCodec::blocks() const {
-  return options_.block == 0 ? 1 : ceil_div(layout().count, options_.block);
-}
-
-// Full blocks have the chosen size; the last is padded with zeros to the next power of two.
-QuantCodec::Block QuantCodec::block(uint64_t b) const {
-  const uint64_t begin = b * options_.block;
-  const uint64_t left = layout().count - begin;
-  const uint64_t elements = options_.block == 0 ? left : std::min(left, options_.block);
-  const uint64_t size = std::max<uint64_t>(std::bit_ceil(elements), kLeastBlock);
-  return {begin, static_cast<uint32_t>(elements), static_cast<uint32_t>(size)};
+  parts_.resize(blocks_.size());
+  return residual_.reserve(options_.feedback, blocks_.padded(), blocks_.size());
 }
 
 uint64_t QuantCodec::sign_period() const { return residual_.any() ? kFeedbackSignPeriod : 1; }
@@ -107,18 +92,13 @@ uint64_t QuantCodec::base_fingerprint() const {
   return print.value();
 }
 
-// Residuals belong to one worker.
-uint64_t QuantCodec::state_fingerprint() const {
-  return Fingerprint().add(base_fingerprint()).add(uint64_t{layout().worker}).value();
-}
-
 uint64_t QuantCodec::fingerprint() const {
   return Fingerprint().add(base_fingerprint()).add(step_).value();
 }
 
 uint64_t QuantCodec::memory_bytes() const {
-  uint64_t total =
-      residual_.memory_bytes() + thresholds_.memory_bytes() + parts_.capacity() * sizeof(Part);
+  uint64_t total = residual_.memory_bytes() + thresholds_.memory_bytes() + blocks_.memory_bytes() +
+                   parts_.capacity() * sizeof(Part);
   for (const LanePlane& plane : planes_)
     total += plane.data.capacity() + plane.sums.capacity();
   for (const Buffer* buffer : {&norms_, &signs_, &rotated_, &scratch_, &levels_})
@@ -129,7 +109,8 @@ uint64_t QuantCodec::memory_bytes() const {
 Status QuantCodec::do_begin(const void* gradient) {
   gradient_ = gradient;
   waiting_ = Waiting::kNothing;
-  excluded_ = silent_ = false;
+  excluded_ = false;
+  live_ = 0;
   draft().mode = "quant";
   return {};
 }
@@ -144,7 +125,7 @@ Result<bool> QuantCodec::do_round(Round& round) {
     case Waiting::kNorms:
       waiting_ = Waiting::kLast;
       ADDEND_TRY(read_norms());
-      if (silent_) return false;
+      if (live_ == 0) return false;
       ADDEND_TRY(draw_thresholds());
       ADDEND_TRY(encode(round));
       return true;
@@ -152,55 +133,6 @@ Result<bool> QuantCodec::do_round(Round& round) {
       return false;
   }
   return false;
-}
-
-Status QuantCodec::draw_thresholds() {
-  Thresholds::Draw draw;
-  draw.seed = Fingerprint()
-                  .add(layout().seed ^ uint64_t{0x726F756E64})
-                  .add(layout().bucket)
-                  .add(step_)
-                  .value();
-  draw.world = layout().world;
-  draw.worker = layout().worker;
-  draw.correlated = options_.rounding == Rounding::kCorrelated;
-  return thresholds_.set(draw);
-}
-
-const uint64_t* QuantCodec::signs(uint64_t b, uint64_t epoch) {
-  const uint64_t seed =
-      Fingerprint().add(layout().seed).add(layout().bucket).add(epoch).add(b).value();
-  auto* words = signs_.as<uint64_t>();
-  for (uint64_t w = 0; w < block(b).size / 64; ++w)
-    words[w] = addend_random(seed, w);
-  return words;
-}
-
-// rotated_ = rotation of the block's elements times prescale, plus the residual.
-void QuantCodec::load_rotated(const Block& block, uint64_t b, float prescale) {
-  auto* rotated = rotated_.as<float>();
-  const float* source = rotated;
-  const bool direct =
-      layout().dtype == DType::kF32 && block.elements == block.size && prescale == 1;
-  if (direct) {
-    source = static_cast<const float*>(gradient_) + block.begin;
-  } else {
-    for (uint64_t i = 0; i < block.elements; ++i) {
-      rotated[i] = load_float(layout().dtype, gradient_, block.begin + i) * prescale;
-    }
-    std::fill(rotated + block.elements, rotated + block.size, 0.0f);
-  }
-  if (rotates()) {
-    rotate(source, signs(b, step_ / sign_period()), block.size, rotated);
-  } else if (direct) {
-    std::memcpy(rotated, source, block.size * 4);
-  }
-  if (!residual_.any()) return;
-  auto* scratch = scratch_.as<float>();
-  std::fill_n(scratch, block.size, 0.0f);
-  residual_.add_to(b, block.begin, block.size, scratch);
-  for (uint64_t i = 0; i < block.size; ++i)
-    rotated[i] += scratch[i] * prescale;
 }
 
 // Norm in double, for blocks whose energy leaves float's range, or infinity where an element is not
@@ -217,12 +149,13 @@ double QuantCodec::slow_norm(const float* x, uint64_t n) const {
 
 // What this worker says about a block in round 0. Rotation keeps the norm, so without a residual
 // the elements themselves will do.
-uint32_t QuantCodec::norm_lane(const Block& block, uint64_t b) {
+uint32_t QuantCodec::norm_lane(uint64_t b) {
+  const Block& block = blocks_[b];
   const float* x = rotated_.as<float>();
   uint64_t n = block.size;
   double unrotated = 1;
   if (residual_.any()) {
-    load_rotated(block, b, 1);
+    load_rotated(b, 1);
     unrotated = rotates() ? 1 / std::sqrt(static_cast<double>(block.size)) : 1;
   } else if (layout().dtype == DType::kF32) {
     x = static_cast<const float*>(gradient_) + block.begin;
@@ -238,7 +171,7 @@ uint32_t QuantCodec::norm_lane(const Block& block, uint64_t b) {
   if (!(energy > kLeastEnergy && energy < kMostEnergy)) norm = slow_norm(x, n);
   if (residual_.any() && !std::isfinite(norm)) {
     // The rotation itself may have overflowed: once more, out of harm's way.
-    load_rotated(block, b, kFarDown);
+    load_rotated(b, kFarDown);
     norm = slow_norm(x, n) / static_cast<double>(kFarDown);
   }
   norm *= unrotated;
@@ -249,25 +182,25 @@ uint32_t QuantCodec::norm_lane(const Block& block, uint64_t b) {
 
 void QuantCodec::open_norms(Round& round) {
   auto* lanes = norms_.as<uint32_t>();
-  for (uint64_t b = 0; b < blocks(); ++b)
-    lanes[b] = norm_lane(block(b), b);
-  round.add({Op::kMaxU32, blocks(), lanes, nullptr, nullptr});
+  for (uint64_t b = 0; b < blocks_.size(); ++b)
+    lanes[b] = norm_lane(b);
+  round.add({Op::kMaxU32, blocks_.size(), lanes, nullptr, nullptr});
 }
 
 // Turns the folded norms into each block's part: which coding, which lanes.
 Status QuantCodec::read_norms() {
   const auto* lanes = norms_.as<uint32_t>();
   uint64_t broken = 0;
-  for (uint64_t b = 0; b < blocks(); ++b) {
+  for (uint64_t b = 0; b < blocks_.size(); ++b) {
     Part& part = parts_[b];
     part = Part{};
     // A float's bits compare like its value, so anything above the largest finite float is a
     // worker's alarm (or damage).
     part.broken = lanes[b] >= 0x7F800000u;
     part.norm = part.broken ? 0 : addend_f32_from_bits(lanes[b]);
-    broken += part.broken ? block(b).elements : 0;
+    broken += part.broken ? blocks_[b].elements : 0;
   }
-  draft().escaped_values = broken;
+  draft().escaped_values = draft().nonfinite = broken;
   if (broken > 0 && options_.non_finite == NonFinite::kError) {
     return make_error(
         Errc::kUndecodable,
@@ -276,99 +209,30 @@ Status QuantCodec::read_norms() {
   if (options_.bits == 0) choose_widths();
   for (LanePlane& plane : planes_)
     plane.lanes = 0;
-  silent_ = true;
-  for (uint64_t b = 0; b < blocks(); ++b) {
+  for (uint64_t b = 0; b < blocks_.size(); ++b) {
     Part& part = parts_[b];
     if (part.norm == 0) continue;
-    silent_ = false;
+    ++live_;
     uint64_t& lanes_used = planes_[static_cast<std::size_t>(codings_[part.coding].lane)].lanes;
     part.lane = lanes_used;
-    lanes_used += block(b).size;
+    lanes_used += blocks_[b].size;
   }
   return {};
 }
 
+// Each segment has the whole budget for itself, whatever travels with it.
 void QuantCodec::choose_widths() {
-  std::vector<float> norms(blocks());
-  std::vector<uint32_t> elements(blocks());
-  for (uint64_t b = 0; b < blocks(); ++b) {
-    norms[b] = parts_[b].norm;
-    elements[b] = block(b).size;
-  }
-  const std::vector<uint8_t> widths = allocate_widths(norms, elements, codings_, options_.budget);
-  for (uint64_t b = 0; b < blocks(); ++b)
-    parts_[b].coding = widths[b];
-}
-
-// `norm` is the shared norm in the units of the elements given to the quantiser. Unnormalised
-// coordinates of a rotated block have a standard deviation of its norm, so the table's half range
-// is t * norm; without rotation the norm is the largest magnitude.
-Quantiser QuantCodec::quantiser(uint64_t b, const Part& part, float norm) const {
-  const Coding& coding = codings_[part.coding];
-  const auto granularity = static_cast<float>(coding.table.granularity);
-  const double range = (rotates() ? coding.table.half_range : 1) * static_cast<double>(norm);
-  Quantiser q;
-  q.scale = static_cast<float>(static_cast<double>(granularity) / (2 * range));
-  q.middle = granularity / 2;
-  q.top = granularity;
-  q.cells = coding.table.granularity + 1;
-  q.lower = coding.lower.data();
-  q.gap = coding.gap.data();
-  q.index = coding.index.data();
-  q.thresholds = thresholds_.of_block(b);
-  return q;
-}
-
-// Writes the levels of a block, one a byte, or its indices, two a byte.
-void QuantCodec::encode_block(uint64_t b, uint8_t* out) {
-  const Block at = block(b);
-  const Part& part = parts_[b];
-  const float prescale = prescale_of(part.norm);
-  load_rotated(at, b, prescale);
-  const Quantiser q = quantiser(b, part, part.norm * prescale);
-  if (options_.carrier == Carrier::kIndices) {
-    quantise_indices(q, rotated_.as<float>(), at.size, out);
-  } else {
-    quantise_levels(q, rotated_.as<float>(), at.size, out);
-  }
-}
-
-Status QuantCodec::encode(Round& round) {
-  const bool indices = options_.carrier == Carrier::kIndices;
-  for (std::size_t l = 0; l < planes_.size(); ++l) {
-    LanePlane& plane = planes_[l];
-    if (plane.lanes == 0) continue;
-    const Op op = lane_op(static_cast<Lane>(l), options_.carrier);
-    ADDEND_TRY(plane.data.reserve(op_bytes(op, plane.lanes)));
-    if (indices) ADDEND_TRY(plane.sums.reserve(op_sum_bytes(op, plane.lanes)));
-    const Coding& first = codings_[0];
-    const void* table =
-        l == 0 ? static_cast<const void*>(first.levels8.data()) : first.levels16.data();
-    round.add({op, plane.lanes, plane.data.as<void>(), indices ? table : nullptr,
-               indices ? plane.sums.as<void>() : nullptr});
-  }
-  for (uint64_t b = 0; b < blocks(); ++b) {
-    if (parts_[b].norm != 0) fill_lanes(b);
-  }
-  contributors_ = 1;
-  round.add({Op::kSumI32, 1, &contributors_, nullptr, nullptr});
-  return {};
-}
-
-// Bytes and nibbles go straight to the plane; wider lanes are filled from bytes.
-void QuantCodec::fill_lanes(uint64_t b) {
-  const Part& part = parts_[b];
-  const Lane lane = codings_[part.coding].lane;
-  Buffer& data = planes_[static_cast<std::size_t>(lane)].data;
-  if (options_.carrier == Carrier::kIndices)
-    return encode_block(b, data.as<uint8_t>() + part.lane / 2);
-  if (lane == Lane::kU8) return encode_block(b, data.as<uint8_t>() + part.lane);
-  auto* levels = levels_.as<uint8_t>();
-  encode_block(b, levels);
-  if (lane == Lane::kU16) {
-    std::copy_n(levels, block(b).size, data.as<uint16_t>() + part.lane);
-  } else {
-    std::copy_n(levels, block(b).size, data.as<uint32_t>() + part.lane);
+  for (uint64_t s = 0; s < blocks_.segments(); ++s) {
+    const BlockRange range = blocks_.segment(s);
+    std::vector<float> norms(range.count);
+    std::vector<uint32_t> elements(range.count);
+    for (uint64_t b = 0; b < range.count; ++b) {
+      norms[b] = parts_[range.first + b].norm;
+      elements[b] = blocks_[range.first + b].size;
+    }
+    const std::vector<uint8_t> widths = allocate_widths(norms, elements, codings_, options_.budget);
+    for (uint64_t b = 0; b < range.count; ++b)
+      parts_[range.first + b].coding = widths[b];
   }
 }
 

@@ -16,6 +16,7 @@
 
 #include "addend/codec.h"
 #include "base/buffer.h"
+#include "codec/quant/blocks.h"
 #include "codec/quant/coding.h"
 #include "codec/quant/options.h"
 #include "codec/quant/residual.h"
@@ -35,15 +36,10 @@ class QuantCodec final : public SteppedCodec {
   static Result<std::unique_ptr<Codec>> make(const Layout& layout, const Options& options);
 
   uint64_t fingerprint() const override;
+  std::string_view next_mode() const override { return "quant"; }
   uint64_t memory_bytes() const override;
 
  private:
-  // A contiguous part of the gradient with one scale.
-  struct Block {
-    uint64_t begin;     // first element, and first of its residual: only the last block is padded
-    uint32_t elements;  // of the gradient
-    uint32_t size;      // after padding; as many lanes travel
-  };
   // A block's part in this step, known after round 0.
   struct Part {
     float norm = 0;       // shared; 0: silent
@@ -59,7 +55,7 @@ class QuantCodec final : public SteppedCodec {
   };
 
   QuantCodec(const Layout& layout, const Options& options)
-      : SteppedCodec(layout), options_(options) {}
+      : SteppedCodec(layout), options_(options), step_(layout.first_step) {}
   Status set_up();
 
   Status do_begin(const void* gradient) override;
@@ -68,17 +64,22 @@ class QuantCodec final : public SteppedCodec {
   Status do_exclude() override;
   Result<std::vector<uint8_t>> do_save_state() const override;
   Status do_load_state(std::span<const uint8_t> state) override;
+  Result<std::vector<uint8_t>> do_save_segment(uint64_t segment) const override;
+  Status do_load_segment(uint64_t segment, std::span<const uint8_t> state) override;
+  void do_scale_residual(double factor) override { residual_.multiply(factor); }
 
-  uint64_t blocks() const;
-  Block block(uint64_t b) const;
   bool rotates() const { return options_.rotation == Rotation::kBlock; }
   uint64_t sign_period() const;
   uint64_t base_fingerprint() const;
-  uint64_t state_fingerprint() const;
+  uint64_t state_fingerprint(uint32_t worker) const;
+  uint64_t segment_fingerprint(uint64_t segment) const;
+  Residual::Range residual_range(BlockRange blocks) const;
+  Error foreign_state(uint64_t fingerprint) const;
 
-  const uint64_t* signs(uint64_t b, uint64_t epoch);
-  void load_rotated(const Block& block, uint64_t b, float prescale);
-  uint32_t norm_lane(const Block& block, uint64_t b);
+  const uint64_t* signs(const Block& block, uint64_t epoch);
+  const float* block_thresholds(const Block& block) const;
+  void load_rotated(uint64_t b, float prescale);
+  uint32_t norm_lane(uint64_t b);
   double slow_norm(const float* x, uint64_t n) const;
 
   Status draw_thresholds();
@@ -89,20 +90,23 @@ class QuantCodec final : public SteppedCodec {
   Quantiser quantiser(uint64_t b, const Part& part, float norm) const;
   void encode_block(uint64_t b, uint8_t* out);
   void fill_lanes(uint64_t b);
+  void requantise(const Part& part, const Quantiser& q, const float* x, uint64_t n);
+  void sample(uint64_t b);
   void decode_block(uint64_t b, double contributors, void* gradient);
   void keep_residual(uint64_t b);
   void turn_residual();
 
   const Options options_;
   std::vector<Coding> codings_;
-  uint64_t step_ = 0;
+  Blocks blocks_;
+  uint64_t step_;
 
   // The step.
   enum class Waiting : uint8_t { kNothing, kNorms, kLast };
   const void* gradient_ = nullptr;
   Waiting waiting_ = Waiting::kNothing;
   bool excluded_ = false;
-  bool silent_ = false;
+  uint64_t live_ = 0;  // blocks
   uint32_t contributors_ = 0;
   std::vector<Part> parts_;
   std::array<LanePlane, 3> planes_;  // by Lane

@@ -145,6 +145,54 @@ TEST(Quant, AllZeroBlocksCostNoLanes) {
   }
 }
 
+double energy_of(const Layout& layout, const Bytes& x, const Bytes* minus = nullptr) {
+  double energy = 0;
+  for (uint64_t i = 0; i < layout.count; ++i) {
+    const auto other = minus != nullptr ? static_cast<double>(read(layout.dtype, *minus, i)) : 0.0;
+    energy += std::pow(static_cast<double>(read(layout.dtype, x, i)) - other, 2);
+  }
+  return energy;
+}
+
+// With one worker its own contribution is all there is, so what was lost can be seen.
+TEST(QuantSample, TellsTheErrorOfAWorkersContribution) {
+  for (const char* spec :
+       {"quant", "quant:bits=2", "quant:bits=8", "quant:carrier=indices", "quant:block=64",
+        "quant:block=whole", "quant:rotate=none", "quant:bits=auto"}) {
+    for (const double size : {1.0, 0x1p80, 0x1p-70}) {
+      const Layout layout = quant_layout(1, 64 * 2048 - 5);
+      QuantWorkers worker(spec, layout);
+      double energy = 0, error = 0, sampled_energy = 0, sampled_error = 0;
+      for (uint64_t step = 0; step < 16; ++step) {
+        Gradients gradients = gaussian(layout, step, size);
+        const Gradients before = gradients;
+        ASSERT_TRUE(worker.step(gradients));
+        energy += energy_of(layout, before[0]);
+        error += energy_of(layout, gradients[0], &before[0]);
+        sampled_energy += worker.report().sampled_energy;
+        sampled_error += worker.report().sampled_error;
+      }
+      ASSERT_GT(sampled_error, 0) << spec;
+      // A few thousand elements: a few hundredths off, at the most.
+      EXPECT_NEAR(sampled_error / sampled_energy / (error / energy), 1, 0.1) << spec << " " << size;
+      EXPECT_LT(sampled_energy, 0.1 * energy) << spec << ": a sample";
+    }
+  }
+}
+
+TEST(QuantSample, ComesFromLiveBlocksAndCountsTheResidual) {
+  const Layout layout = quant_layout(1, 10 * 2048);
+  QuantWorkers worker("quant:bits=1,feedback=float", layout);
+  for (uint64_t step = 0; step < 12; ++step) {
+    Gradients gradients = gradients_of(layout, [&](uint32_t, uint64_t i) {
+      return i / 2048 == 7 && step == 0 ? normal(step, i) : 0.0;
+    });
+    ASSERT_TRUE(worker.step(gradients));
+    EXPECT_GT(worker.report().sampled_energy, 0) << "later, only the residual is left";
+    EXPECT_GT(worker.report().sampled_error, 0);
+  }
+}
+
 TEST(QuantNonFinite, MakesExactlyItsBlockNanOnEveryRank) {
   for (const char* spec : {"quant", "quant:feedback=float", "quant:feedback=byte",
                            "quant:rotate=none", "quant:bits=auto", "quant:carrier=indices"}) {

@@ -64,23 +64,41 @@ void Residual::store(uint64_t block, uint64_t begin, uint64_t n, const float* x)
   }
 }
 
-uint64_t Residual::state_bytes() const {
-  if (feedback_ == Feedback::kNone) return 0;
-  return feedback_ == Feedback::kFloat ? elements_ * 4 : elements_ + blocks_ * 4;
+void Residual::multiply(double factor) {
+  const auto times = [&](float x) {
+    return kept(static_cast<float>(static_cast<double>(x) * factor));
+  };
+  if (feedback_ == Feedback::kFloat) {
+    auto* values = values_.as<float>();
+    std::transform(values, values + elements_, values, times);
+  } else if (feedback_ == Feedback::kByte) {
+    auto* scales = scales_.as<float>();
+    std::transform(scales, scales + blocks_, scales, times);
+  }
 }
 
-void Residual::save(uint8_t* to) const {
-  const uint64_t scales = feedback_ == Feedback::kByte ? blocks_ * 4 : 0;
-  const uint64_t values = state_bytes() - scales;
-  if (values > 0) std::memcpy(to, values_.as<void>(), values);
-  if (scales > 0) std::memcpy(to + values, scales_.as<void>(), scales);
+uint64_t Residual::element_bytes() const {
+  return feedback_ == Feedback::kNone ? 0 : feedback_ == Feedback::kFloat ? 4 : 1;
 }
 
-void Residual::load(const uint8_t* from) {
-  const uint64_t scales = feedback_ == Feedback::kByte ? blocks_ * 4 : 0;
-  const uint64_t values = state_bytes() - scales;
-  if (values > 0) std::memcpy(values_.as<void>(), from, values);
-  if (scales > 0) std::memcpy(scales_.as<void>(), from + values, scales);
+uint64_t Residual::state_bytes(const Range& range) const {
+  return range.elements * element_bytes() + (feedback_ == Feedback::kByte ? range.blocks * 4 : 0);
+}
+
+void Residual::save(const Range& range, uint8_t* to) const {
+  const uint64_t bytes = range.elements * element_bytes();
+  if (bytes == 0) return;
+  std::memcpy(to, values_.as<uint8_t>() + range.begin * element_bytes(), bytes);
+  if (feedback_ != Feedback::kByte) return;
+  std::memcpy(to + bytes, scales_.as<float>() + range.first_block, range.blocks * 4);
+}
+
+void Residual::load(const Range& range, const uint8_t* from) {
+  const uint64_t bytes = range.elements * element_bytes();
+  if (bytes == 0) return;
+  std::memcpy(values_.as<uint8_t>() + range.begin * element_bytes(), from, bytes);
+  if (feedback_ != Feedback::kByte) return;
+  std::memcpy(scales_.as<float>() + range.first_block, from + bytes, range.blocks * 4);
 }
 
 }  // namespace addend::quant

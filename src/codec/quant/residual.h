@@ -15,6 +15,12 @@ namespace addend::quant {
 
 class Residual {
  public:
+  /// Blocks that follow each other, and their elements.
+  struct Range {
+    uint64_t begin = 0, elements = 0;
+    uint64_t first_block = 0, blocks = 0;
+  };
+
   /// Zero for `elements` elements in `blocks` blocks. kNone holds nothing.
   Status reserve(Feedback feedback, uint64_t elements, uint64_t blocks);
 
@@ -25,14 +31,21 @@ class Residual {
   /// residual = x, but for elements that are not finite, which become 0.
   void store(uint64_t block, uint64_t begin, uint64_t n, const float* x);
 
+  /// All of it times `factor`, but for what is then not finite, which becomes 0.
+  void multiply(double factor);
+
   uint64_t memory_bytes() const { return values_.capacity() + scales_.capacity(); }
 
-  /// The bytes of the state, and back; the size is a function of reserve's arguments.
-  uint64_t state_bytes() const;
-  void save(uint8_t* to) const;
-  void load(const uint8_t* from);
+  /// The bytes of a part of the state, and back; the size is a function of the range and of
+  /// reserve's arguments.
+  Range all() const { return {0, elements_, 0, blocks_}; }
+  uint64_t state_bytes(const Range& range) const;
+  void save(const Range& range, uint8_t* to) const;
+  void load(const Range& range, const uint8_t* from);
 
  private:
+  uint64_t element_bytes() const;
+
   Feedback feedback_ = Feedback::kNone;
   uint64_t elements_ = 0;
   uint64_t blocks_ = 0;

@@ -28,9 +28,9 @@ Status Thresholds::set(const Draw& draw) {
 }
 
 // A place that is a multiple of sixteen elements, so that loads stay aligned.
-const float* Thresholds::of_block(uint64_t b) const {
+const float* Thresholds::of_block(uint64_t name) const {
   const uint64_t place =
-      addend_random(addend_random(seed_, 2), b) % (kThresholds / kLanes) * kLanes;
+      addend_random(addend_random(seed_, 2), name) % (kThresholds / kLanes) * kLanes;
   return table_.as<float>() + place;
 }
 

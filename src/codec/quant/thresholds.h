@@ -25,8 +25,8 @@ class Thresholds {
   };
   Status set(const Draw& draw);
 
-  /// kThresholds thresholds for block b.
-  const float* of_block(uint64_t b) const;
+  /// kThresholds thresholds for the block that `name` names.
+  const float* of_block(uint64_t name) const;
 
   uint64_t memory_bytes() const { return table_.capacity(); }
 

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// The second round of a QuantCodec's step: rotate, round, and lay out the lanes.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "codec/element.h"
+#include "codec/fingerprint.h"
+#include "codec/quant/quant.h"
+
+namespace addend::quant {
+namespace {
+
+// One live block in so many is sampled for the report, and so many elements of it at the most (a
+// multiple of kThresholds, so that a stretch meets the thresholds it was rounded with).
+constexpr uint64_t kSampleEvery = 64;
+constexpr uint64_t kSampleLength = 2048;
+static_assert(kSampleLength % kThresholds == 0);
+
+}  // namespace
+
+// With segments all buckets share one table of thresholds, and the place in it is the segment's.
+Status QuantCodec::draw_thresholds() {
+  Fingerprint seed;
+  seed.add(layout().seed ^ uint64_t{0x726F756E64});
+  if (layout().segments.empty()) seed.add(layout().bucket);
+  Thresholds::Draw draw;
+  draw.seed = seed.add(step_).value();
+  draw.world = layout().world;
+  draw.worker = layout().worker;
+  draw.correlated = options_.rounding == Rounding::kCorrelated;
+  return thresholds_.set(draw);
+}
+
+const float* QuantCodec::block_thresholds(const Block& block) const {
+  if (layout().segments.empty()) return thresholds_.of_block(block.number);
+  return thresholds_.of_block(Fingerprint().add(block.owner).add(block.number).value());
+}
+
+const uint64_t* QuantCodec::signs(const Block& block, uint64_t epoch) {
+  const uint64_t seed =
+      Fingerprint().add(layout().seed).add(block.owner).add(epoch).add(block.number).value();
+  auto* words = signs_.as<uint64_t>();
+  for (uint64_t w = 0; w < block.size / 64; ++w)
+    words[w] = addend_random(seed, w);
+  return words;
+}
+
+// rotated_ = rotation of the block's elements times prescale, plus the residual.
+void QuantCodec::load_rotated(uint64_t b, float prescale) {
+  const Block& block = blocks_[b];
+  auto* rotated = rotated_.as<float>();
+  const float* source = rotated;
+  const bool direct =
+      layout().dtype == DType::kF32 && block.elements == block.size && prescale == 1;
+  if (direct) {
+    source = static_cast<const float*>(gradient_) + block.begin;
+  } else {
+    for (uint64_t i = 0; i < block.elements; ++i) {
+      rotated[i] = load_float(layout().dtype, gradient_, block.begin + i) * prescale;
+    }
+    std::fill(rotated + block.elements, rotated + block.size, 0.0f);
+  }
+  if (rotates()) {
+    rotate(source, signs(block, step_ / sign_period()), block.size, rotated);
+  } else if (direct) {
+    std::memcpy(rotated, source, uint64_t{block.size} * 4);
+  }
+  if (!residual_.any()) return;
+  auto* scratch = scratch_.as<float>();
+  std::fill_n(scratch, block.size, 0.0f);
+  residual_.add_to(b, block.place, block.size, scratch);
+  for (uint64_t i = 0; i < block.size; ++i)
+    rotated[i] += scratch[i] * prescale;
+}
+
+// `norm` is the shared norm in the units of the elements given to the quantiser. Unnormalised
+// coordinates of a rotated block have a standard deviation of its norm, so the table's half range
+// is t * norm; without rotation the norm is the largest magnitude.
+Quantiser QuantCodec::quantiser(uint64_t b, const Part& part, float norm) const {
+  const Coding& coding = codings_[part.coding];
+  const auto granularity = static_cast<float>(coding.table.granularity);
+  const double range = (rotates() ? coding.table.half_range : 1) * static_cast<double>(norm);
+  Quantiser q;
+  q.scale = static_cast<float>(static_cast<double>(granularity) / (2 * range));
+  q.middle = granularity / 2;
+  q.top = granularity;
+  q.cells = coding.table.granularity + 1;
+  q.lower = coding.lower.data();
+  q.gap = coding.gap.data();
+  q.index = coding.index.data();
+  q.thresholds = block_thresholds(blocks_[b]);
+  return q;
+}
+
+// Writes the levels of a block, one a byte, or its indices, two a byte.
+void QuantCodec::encode_block(uint64_t b, uint8_t* out) {
+  const Block& at = blocks_[b];
+  const Part& part = parts_[b];
+  const float prescale = prescale_of(part.norm);
+  load_rotated(b, prescale);
+  const Quantiser q = quantiser(b, part, part.norm * prescale);
+  if (options_.carrier == Carrier::kIndices) {
+    quantise_indices(q, rotated_.as<float>(), at.size, out);
+  } else {
+    quantise_levels(q, rotated_.as<float>(), at.size, out);
+  }
+}
+
+Status QuantCodec::encode(Round& round) {
+  const bool indices = options_.carrier == Carrier::kIndices;
+  for (std::size_t l = 0; l < planes_.size(); ++l) {
+    LanePlane& plane = planes_[l];
+    if (plane.lanes == 0) continue;
+    const Op op = lane_op(static_cast<Lane>(l), options_.carrier);
+    ADDEND_TRY(plane.data.reserve(op_bytes(op, plane.lanes)));
+    if (indices) ADDEND_TRY(plane.sums.reserve(op_sum_bytes(op, plane.lanes)));
+    const Coding& first = codings_[0];
+    const void* table =
+        l == 0 ? static_cast<const void*>(first.levels8.data()) : first.levels16.data();
+    round.add({op, plane.lanes, plane.data.as<void>(), indices ? table : nullptr,
+               indices ? plane.sums.as<void>() : nullptr});
+  }
+  const uint64_t every = std::min(kSampleEvery, live_);
+  uint64_t live = 0;
+  for (uint64_t b = 0; b < blocks_.size(); ++b) {
+    if (parts_[b].norm == 0) continue;
+    fill_lanes(b);
+    if (live++ % every == step_ % every) sample(b);
+  }
+  contributors_ = 1;
+  round.add({Op::kSumI32, 1, &contributors_, nullptr, nullptr});
+  round.last = true;
+  return {};
+}
+
+// scratch_ = what the levels of n rotated elements stand for.
+void QuantCodec::requantise(const Part& part, const Quantiser& q, const float* x, uint64_t n) {
+  const Table& table = codings_[part.coding].table;
+  const auto norm = static_cast<double>(part.norm * prescale_of(part.norm));
+  const double range = (rotates() ? table.half_range : 1) * norm;
+  auto* levels = levels_.as<uint8_t>();
+  quantise_levels(q, x, n, levels);
+  dequantise(levels, n, static_cast<float>(2 * range / table.granularity),
+             static_cast<float>(-range), scratch_.as<float>());
+}
+
+// Adds a block that was just encoded, or a stretch of a long one, to the report's sample. Rotated
+// coordinates, times the prescale, have size times the energy.
+void QuantCodec::sample(uint64_t b) {
+  const Block& at = blocks_[b];
+  const Part& part = parts_[b];
+  const float prescale = prescale_of(part.norm);
+  const uint64_t n = std::min<uint64_t>(at.size, kSampleLength);
+  const float* x = rotated_.as<float>() + step_ * n % at.size;
+  requantise(part, quantiser(b, part, part.norm * prescale), x, n);
+  auto* lost = scratch_.as<float>();
+  for (uint64_t i = 0; i < n; ++i)
+    lost[i] = x[i] - lost[i];
+  const double unit = std::pow(static_cast<double>(prescale), 2) * (rotates() ? at.size : 1);
+  draft().sampled_energy += static_cast<double>(energy(x, n)) / unit;
+  draft().sampled_error += static_cast<double>(energy(lost, n)) / unit;
+}
+
+// Bytes and nibbles go straight to the plane; wider lanes are filled from bytes.
+void QuantCodec::fill_lanes(uint64_t b) {
+  const Part& part = parts_[b];
+  const Lane lane = codings_[part.coding].lane;
+  Buffer& data = planes_[static_cast<std::size_t>(lane)].data;
+  if (options_.carrier == Carrier::kIndices)
+    return encode_block(b, data.as<uint8_t>() + part.lane / 2);
+  if (lane == Lane::kU8) return encode_block(b, data.as<uint8_t>() + part.lane);
+  auto* levels = levels_.as<uint8_t>();
+  encode_block(b, levels);
+  if (lane == Lane::kU16) {
+    std::copy_n(levels, blocks_[b].size, data.as<uint16_t>() + part.lane);
+  } else {
+    std::copy_n(levels, blocks_[b].size, data.as<uint32_t>() + part.lane);
+  }
+}
+
+}  // namespace addend::quant
