@@ -1,32 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
 # The two commands of the README: `make demo` and `make test`. Each installs what it needs (as root) or names it.
-.PHONY: help demo test test-dev test-asan test-tsan bench fuzz format check-format build-release clean
+.PHONY: help demo demo-codecs bench-torch test test-dev test-python test-asan test-tsan bench fuzz format check-format build-release python-env clean
 JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 60
 SOURCES = $(shell git ls-files '*.h' '*.cc' '*.c')
+PYTHON_SOURCES = python tests/python demo examples/torch bench
 
 help:
-	@echo 'make demo    install what is needed, build a release, run the main job, write out/report.html'
-	@echo 'make test    install what is needed, build and run all tests (dev, then sanitizers)'
-	@echo 'make bench   the bars: kernels and codecs against memcpy, pass or fail'
+	@echo 'make demo    install what is needed, train three models with and without Addend, write out/report.html'
+	@echo 'make test    install what is needed, build and run all tests (dev, Python, then sanitizers)'
+	@echo 'make bench   the bars: kernels and codecs against memcpy, pass or fail; bench-torch: against torch'
 	@echo 'make fuzz    libFuzzer on every parser and decoder, FUZZ_SECONDS=60 each'
-	@echo 'make format  clang-format all sources'
+	@echo 'make format  clang-format and ruff format all sources'
 
 build-release:
 	tools/install_packages.sh build
 	cmake --preset release
 	cmake --build --preset release -j $(JOBS)
 
-demo: build-release
+# Trains with real DDP processes over shaped links; as root, for the namespaces that shape them.
+demo: python-env
+	tools/install_packages.sh demo
+	.venv/bin/python -m demo --out out/report.html
+
+# The same codecs without a network or a framework: threads of one process, every element checked.
+demo-codecs: build-release
 	mkdir -p out
-	build/release/apps/addend/addend demo --out out/report.json
-	python3 tools/report.py out/report.json -o out/report.html
-	@echo 'report: out/report.html'
+	build/release/apps/addend/addend demo --out out/codecs.json
+	python3 tools/report.py out/codecs.json -o out/codecs.html
+	@echo 'report: out/codecs.html'
 
 bench: build-release
 	build/release/apps/addend/addend bench
 
-test: check-format test-dev test-asan test-tsan
+# The PyTorch front against torch's own collectives; wants a quiet machine.
+bench-torch: python-env
+	.venv/bin/python bench/torch_bars.py
+
+test: check-format test-dev test-python test-asan test-tsan
 
 check-format:
 	tools/install_packages.sh build test
@@ -37,6 +48,20 @@ test-dev:
 	cmake --preset dev
 	cmake --build --preset dev -j $(JOBS)
 	ctest --preset dev -j $(JOBS)
+
+# .venv with torch, the developers' tools and this package.
+python-env:
+	tools/install_packages.sh build python
+	tools/python_env.sh
+
+# With the library of the dev build, for its assertions; one test builds and installs the wheel.
+test-python: python-env
+	.venv/bin/ruff check $(PYTHON_SOURCES)
+	.venv/bin/ruff format --check $(PYTHON_SOURCES)
+	.venv/bin/mypy python/addend
+	cmake --preset dev
+	cmake --build --preset dev -j $(JOBS) --target addend_c
+	ADDEND_LIBRARY=$(CURDIR)/build/dev/src/capi/libaddend.so .venv/bin/pytest
 
 # The sanitizers look at the library and its tests; the command line was tested above.
 test-asan:
@@ -57,9 +82,11 @@ fuzz:
 	cmake --build --preset fuzz -j $(JOBS)
 	tools/run_fuzzers.sh build/fuzz/fuzz $(FUZZ_SECONDS)
 
-format:
+format: python-env
 	tools/install_packages.sh test
 	clang-format-14 -i $(SOURCES)
+	.venv/bin/ruff check --fix $(PYTHON_SOURCES)
+	.venv/bin/ruff format $(PYTHON_SOURCES)
 
 clean:
 	rm -rf build out

@@ -169,7 +169,7 @@ def test_a_failed_worker_ends_the_others_and_is_quoted() -> None:
     [
         (["--models", "words"], "/nowhere", "bible-kjv-text"),
         (["--gbit", "-1"], None, "must be 0 or from 0.001 to 100"),
-        (["--workers", "0"], None, "must be at least 1"),
+        (["--workers", "1"], None, "must be at least 2"),
         (["--codecs", "zip"], None, "zip"),
     ],
 )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Callable
@@ -225,11 +226,10 @@ def rounds_in_flight(rank: int, world: int) -> None:
             lanes = draw(op, count, rank, world)
             steps = engine.reduce([lanes.plane()], last=True)
             jobs.append((op, count, lanes, steps, next(steps)))
-        for op, count, lanes, steps, wait in reversed(jobs):
-            while wait is not None:
+        for op, count, lanes, steps, first in reversed(jobs):
+            for wait in itertools.chain([first], steps):
                 for work in wait.works:
                     work.wait()
-                wait = next(steps, None)
             known[op, count] = expected(op, count, world)
             got = lanes.sums.tobytes() if op.is_table_sum else lanes.result()
             assert got == known[op, count], (way, op.name)

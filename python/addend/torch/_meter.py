@@ -9,7 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Callable
 
 import torch
 
@@ -18,6 +18,10 @@ from addend.torch import _log
 
 _MOST_EVENTS = 200_000
 STAGES = ("encode", "agree", "reduce", "decode")  # agree: waiting for headers, so for slow ranks
+
+
+# A range costs more than looking whether somebody wants it.
+_profiled: Callable[[], bool] = getattr(torch.autograd, "_profiler_enabled", lambda: True)
 
 
 class Trace:
@@ -92,7 +96,10 @@ class Meter:
     def stage(self, name: str, step: int, bucket: int) -> Iterator[None]:
         """Times a stage of a bucket; also a range for torch's profiler."""
         begin = time.perf_counter()
-        with torch.autograd.profiler.record_function(f"addend::{name}"):
+        if _profiled():
+            with torch.autograd.profiler.record_function(f"addend::{name}"):
+                yield
+        else:
             yield
         self.add_time(name, begin, time.perf_counter(), step, bucket)
 

@@ -176,6 +176,7 @@ class SparseJob(Job):
         self._meter.add_time("encode", begin, time.perf_counter(), *self._at())
         begin = time.perf_counter()
         sums.open(tensor, self._scale)
+        sums.step = self.place.step
         messages: list[torch.Tensor] = []
         counts: list[int] = []
         gathered = yield from self._meet(rows, values, counts, messages)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Links of a chosen speed between processes of one machine.
+
+Each worker lives in a network namespace of its own and reaches the others through a bridge in one
+more namespace, the switch. A token bucket filter at both ends of each cable (`tc tbf`) limits what
+a worker sends and what it receives. Without the rights or tools for that, workers share the
+loopback interface, which nothing limits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+CABLE = "cable"  # the worker's end
+BURST_SECONDS = 1e-3  # what a bucket holds; a longer one would let small messages pass unshaped
+QUEUE = "100ms"  # room for all that is in flight, so that nothing is dropped
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a worker runs."""
+
+    prefix: tuple[str, ...]  # of its command
+    interface: str
+    sent_bytes: Path | None  # the kernel's counter of what this worker alone sent, seen from inside
+
+
+@dataclass(frozen=True)
+class Network:
+    places: list[Place]
+    gbit: float | None  # a link's speed in each direction; None: not shaped
+    note: str
+
+
+class NoNamespaces(RuntimeError):
+    """Namespaces or shaping cannot be had; the message says why."""
+
+
+@contextlib.contextmanager
+def open_network(world: int, gbit: float) -> Iterator[Network]:
+    """Shaped links where possible, the loopback interface otherwise or if `gbit` is 0."""
+    with contextlib.ExitStack() as stack:
+        if gbit == 0:
+            yield _loopback(world, "as asked")
+            return
+        try:
+            places = stack.enter_context(_namespaces(world, gbit))
+        except NoNamespaces as reason:
+            yield _loopback(world, str(reason))
+            return
+        note = f"every worker's link shaped to {gbit:g} Gbit/s each way"
+        yield Network(places, gbit, note)
+
+
+def _loopback(world: int, reason: str) -> Network:
+    place = Place(prefix=(), interface="lo", sent_bytes=None)
+    return Network([place] * world, None, f"links not shaped ({reason})")
+
+
+@contextlib.contextmanager
+def _namespaces(world: int, gbit: float) -> Iterator[list[Place]]:
+    if os.geteuid() != 0:
+        raise NoNamespaces("that needs root")
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if missing:
+        raise NoNamespaces(f"no command {' or '.join(missing)}: install the package iproute2")
+    switch = f"addend-{os.getpid()}-switch"
+    workers = [f"addend-{os.getpid()}-{i}" for i in range(world)]
+    made: list[str] = []
+    try:
+        for name in [switch, *workers]:
+            _run("ip", "netns", "add", name)
+            made.append(name)
+        _run("ip", "-n", switch, "link", "add", "bridge", "up", "type", "bridge")
+        for i, name in enumerate(workers):
+            _plug_in(switch, name, i, gbit)
+        sent = Path("/sys/class/net", CABLE, "statistics/tx_bytes")
+        yield [Place(("ip", "netns", "exec", name), CABLE, sent) for name in workers]
+    finally:
+        # A namespace takes its cables and filters with it.
+        for name in made:
+            subprocess.run(["ip", "netns", "delete", name], check=False)
+
+
+def _plug_in(switch: str, worker: str, number: int, gbit: float) -> None:
+    port = f"port{number}"
+    address = f"10.0.{number // 250}.{number % 250 + 1}/16"
+    veth = ("type", "veth", "peer", "name", CABLE, "netns", worker)
+    _run("ip", "-n", switch, "link", "add", port, "up", "master", "bridge", *veth)
+    _run("ip", "-n", worker, "address", "add", address, "dev", CABLE)
+    for interface in ("lo", CABLE):
+        _run("ip", "-n", worker, "link", "set", interface, "up")
+    burst = max(64 * 1024, int(gbit * 1e9 / 8 * BURST_SECONDS))
+    shape = ("root", "tbf", "rate", f"{gbit * 1e3:g}mbit", "burst", str(burst), "latency", QUEUE)
+    _run("tc", "-n", switch, "qdisc", "add", "dev", port, *shape)
+    _run("tc", "-n", worker, "qdisc", "add", "dev", CABLE, *shape)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise NoNamespaces(f"`{' '.join(command)}` failed: {done.stderr.strip()}")
