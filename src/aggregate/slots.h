@@ -87,6 +87,8 @@ class Slots {
   /// Ends the epoch: from now on every contribution is answered with this notice.
   void end(addend_notice why, uint32_t worker, Reply& reply);
   bool ended() const { return ended_; }
+  /// REQUIRES: ended(), else all zeros. In the machine's byte order.
+  const addend_frame_header& notice_header() const { return end_; }
 
   const SlotsOptions& options() const { return options_; }
   const Counters& counters() const { return counters_; }
