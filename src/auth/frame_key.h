@@ -40,6 +40,8 @@ Result<Secret> derive_secret(const Secret& secret, const char* purpose, uint32_t
 class FrameKey {
  public:
   static Result<FrameKey> create(const Secret& secret, uint32_t payload_bytes);
+  /// For empty payloads, and of no secret: a place for a key.
+  FrameKey() = default;
   ~FrameKey();
   FrameKey(FrameKey&&) = default;
   FrameKey& operator=(FrameKey&&) = default;
@@ -56,7 +58,6 @@ class FrameKey {
   }
 
  private:
-  FrameKey() = default;
   std::array<uint64_t, 2> prf_{};
   std::vector<uint32_t> hash_;
 };
