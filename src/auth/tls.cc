@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "auth/tls.h"
 
+#include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <utility>
 
+#include <openssl/bio.h>
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 #include <openssl/x509.h>
+#include <sys/socket.h>
 
 namespace addend::auth {
 namespace {
@@ -39,6 +43,47 @@ SSL_SESSION* session_of(SSL* ssl, const Secret& key) {
     return nullptr;
   }
   return session;
+}
+
+// OpenSSL's own socket BIO raises SIGPIPE when the peer is gone, and a library must not kill its
+// process. These do the same without it.
+int bio_fd(BIO* bio) {
+  return static_cast<int>(reinterpret_cast<std::intptr_t>(BIO_get_data(bio)));
+}
+
+int finish_transfer(BIO* bio, ssize_t bytes, int retry) {
+  BIO_clear_retry_flags(bio);
+  if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) {
+    BIO_set_flags(bio, retry | BIO_FLAGS_SHOULD_RETRY);
+  }
+  return static_cast<int>(bytes);
+}
+
+int bio_write(BIO* bio, const char* data, int bytes) {
+  const ssize_t sent = ::send(bio_fd(bio), data, static_cast<std::size_t>(bytes), MSG_NOSIGNAL);
+  return finish_transfer(bio, sent, BIO_FLAGS_WRITE);
+}
+
+int bio_read(BIO* bio, char* data, int bytes) {
+  const ssize_t got = ::recv(bio_fd(bio), data, static_cast<std::size_t>(bytes), 0);
+  return finish_transfer(bio, got, BIO_FLAGS_READ);
+}
+
+long bio_control(BIO*, int command, long, void*) { return command == BIO_CTRL_FLUSH ? 1 : 0; }
+
+BIO* new_bio(int fd) {
+  static BIO_METHOD* const kMethod = [] {
+    BIO_METHOD* method = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "socket");
+    BIO_meth_set_write(method, bio_write);
+    BIO_meth_set_read(method, bio_read);
+    BIO_meth_set_ctrl(method, bio_control);
+    return method;
+  }();
+  BIO* bio = BIO_new(kMethod);
+  if (bio == nullptr) return nullptr;
+  BIO_set_data(bio, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd)));
+  BIO_set_init(bio, 1);
+  return bio;
 }
 
 Status load(SSL_CTX* context, const CertificateFiles& files) {
@@ -147,10 +192,13 @@ Result<TlsContext> TlsContext::client(const Credentials& credentials) {
 
 Result<TlsStream> TlsStream::create(const TlsContext& context, int fd, Side side) {
   SSL* ssl = SSL_new(context.get());
-  if (ssl == nullptr || SSL_set_fd(ssl, fd) != 1) {
+  BIO* bio = new_bio(fd);
+  if (ssl == nullptr || bio == nullptr) {
+    BIO_free(bio);
     SSL_free(ssl);
     return tls_error("TLS connection");
   }
+  SSL_set_bio(ssl, bio, bio);
   SSL_set_app_data(ssl, new std::string);
   side == Side::kServer ? SSL_set_accept_state(ssl) : SSL_set_connect_state(ssl);
   return TlsStream(ssl);

@@ -28,7 +28,11 @@ class Pair {
   }
   ~Pair() {
     close(fds_[0]);
+    if (fds_[1] >= 0) close(fds_[1]);
+  }
+  void hang_up() {
     close(fds_[1]);
+    fds_[1] = -1;
   }
   bool handshake() {
     Progress server = Progress::kWantRead, client = Progress::kWantRead;
@@ -78,6 +82,18 @@ TEST(Tls, AWrongKeyOrAnUnknownNameDoesNot) {
   EXPECT_FALSE(Pair(server, *wrong_key).handshake());
   const auto wrong_name = TlsContext::client({"b", secret_of(1), {}});
   EXPECT_FALSE(Pair(server, *wrong_name).handshake());
+}
+
+TEST(Tls, WritingToAPeerThatIsGoneFailsAndDoesNotKillTheProcess) {
+  const TlsContext server = server_with_key("a", secret_of(1));
+  const auto client = TlsContext::client({"a", secret_of(1), {}});
+  Pair pair(server, *client);
+  ASSERT_TRUE(pair.handshake());
+  pair.hang_up();
+  const std::array<uint8_t, 3> bytes = {1, 2, 3};
+  std::size_t sent = 0;
+  EXPECT_EQ(pair.server().write(bytes, sent), Progress::kFailed);
+  pair.server().close();
 }
 
 }  // namespace

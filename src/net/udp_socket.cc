@@ -98,7 +98,7 @@ std::span<const Inbox::Datagrams> Inbox::receive(const UdpSocket& socket) {
 }
 
 struct Outbox::Slot {
-  iovec bytes{};
+  std::array<iovec, kMaxSegments> pieces;
   Address to;
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(uint16_t))> control;
 };
@@ -112,23 +112,38 @@ void Outbox::add(const Address& to, std::span<const uint8_t> bytes, uint32_t seg
       socket_->segments() ? std::min(kMaxSegments, std::max(kMaxSuperBytes / segment, 1u)) : 1;
   while (!bytes.empty()) {
     const std::size_t now = std::min<std::size_t>(bytes.size(), std::size_t{segment} * most);
-    push(to, bytes.first(now), segment);
+    push(to, now, segment).pieces[0] = {const_cast<uint8_t*>(bytes.data()), now};
     bytes = bytes.subspan(now);
   }
 }
 
-void Outbox::push(const Address& to, std::span<const uint8_t> bytes, uint32_t segment) {
+void Outbox::add(const Address& to, std::span<const std::span<const uint8_t>> datagrams,
+                 uint32_t segment) {
+  if (!socket_->segments()) {
+    for (const auto& one : datagrams)
+      add(to, one, segment);
+    return;
+  }
+  std::size_t bytes = 0;
+  for (const auto& one : datagrams)
+    bytes += one.size();
+  Slot& slot = push(to, bytes, segment);
+  for (std::size_t i = 0; i < datagrams.size(); ++i)
+    slot.pieces[i] = {const_cast<uint8_t*>(datagrams[i].data()), datagrams[i].size()};
+  messages_[size_ - 1].msg_hdr.msg_iovlen = datagrams.size();
+}
+
+Outbox::Slot& Outbox::push(const Address& to, std::size_t bytes, uint32_t segment) {
   if (size_ == kOutMessages) flush();
   Slot& slot = slots_[size_];
   slot.to = to;
-  slot.bytes = {const_cast<uint8_t*>(bytes.data()), bytes.size()};
   msghdr& header = messages_[size_].msg_hdr;
   header = {};
   header.msg_name = &slot.to.raw;
   header.msg_namelen = sizeof(slot.to.raw);
-  header.msg_iov = &slot.bytes;
+  header.msg_iov = slot.pieces.data();
   header.msg_iovlen = 1;
-  if (bytes.size() > segment) {
+  if (bytes > segment) {
     header.msg_control = slot.control.data();
     header.msg_controllen = slot.control.size();
     cmsghdr* control = CMSG_FIRSTHDR(&header);
@@ -139,6 +154,7 @@ void Outbox::push(const Address& to, std::span<const uint8_t> bytes, uint32_t se
     std::memcpy(CMSG_DATA(control), &size, sizeof(size));
   }
   ++size_;
+  return slot;
 }
 
 void Outbox::flush() {

@@ -74,6 +74,10 @@ class Outbox {
   /// Queues `bytes` as datagrams of `segment` bytes (the last may be shorter); flushes by itself
   /// when the batch is full.
   void add(const Address& to, std::span<const uint8_t> bytes, uint32_t segment);
+  /// The same for datagrams that lie apart: at most kMaxSegments, all of `segment` bytes but the
+  /// last, which may be shorter, and at most kMaxSuperBytes together.
+  void add(const Address& to, std::span<const std::span<const uint8_t>> datagrams,
+           uint32_t segment);
   /// Sends what is queued. What the kernel has no room for after a short wait is dropped, as a
   /// network would.
   void flush();
@@ -81,7 +85,7 @@ class Outbox {
 
  private:
   struct Slot;
-  void push(const Address& to, std::span<const uint8_t> bytes, uint32_t segment);
+  Slot& push(const Address& to, std::size_t bytes, uint32_t segment);
   const UdpSocket* socket_;
   std::vector<Slot> slots_;
   std::vector<mmsghdr> messages_;

@@ -418,6 +418,15 @@ Status Registry::drain(const std::string& identity, const std::string& name) {
   return make_error(Errc::kInvalidArgument, "no job named " + name);
 }
 
+void Registry::close() {
+  closed_ = true;
+  std::vector<Key> keys;
+  for (const auto& [key, job] : jobs_)
+    keys.push_back(key);
+  for (const Key& key : keys)
+    remove_if_done(key);
+}
+
 void Registry::end_all() {
   closed_ = true;
   while (!jobs_.empty()) {

@@ -73,8 +73,8 @@ class Registry {
   void ended(const addend_frame_header& notice);
   Status drain(const std::string& identity, const std::string& name);
 
-  /// Takes nobody in any more.
-  void close() { closed_ = true; }
+  /// Takes nobody in any more; jobs without workers go.
+  void close();
   /// Ends every job.
   void end_all();
   bool empty() const { return jobs_.empty(); }

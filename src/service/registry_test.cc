@@ -274,7 +274,9 @@ TEST_F(RegistryTest, ADrainedJobTakesNobodyAndGoesWithItsLastWorker) {
 
 TEST_F(RegistryTest, ClosingEndsEverythingAndLeavesNothingBehind) {
   start_ring();
+  ASSERT_TRUE(registry_.create("two", message("idle", 0).job));
   registry_.close();
+  EXPECT_EQ(registry_.jobs().size(), 1u);
   EXPECT_FALSE(registry_.join(20, "two", peer_, message("late", 0), {}));
   registry_.end_all();
   EXPECT_TRUE(registry_.empty());
