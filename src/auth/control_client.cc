@@ -67,7 +67,7 @@ Result<std::unique_ptr<ControlClient>> ControlClient::connect(const ServiceAcces
   }
   const auto address = net::resolve(access.aggregator);
   if (!address) return address.error();
-  auto context = TlsContext::client(credentials_of(access));
+  auto context = TlsContext::client(credentials_of(access), net::host_of(access.aggregator));
   if (!context) return context.error();
   auto socket = connect_tcp(*address, deadline);
   if (!socket) return socket.error();

@@ -10,6 +10,7 @@
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 #include <openssl/x509.h>
+#include <openssl/x509v3.h>
 #include <sys/socket.h>
 
 namespace addend::auth {
@@ -177,13 +178,20 @@ Result<TlsContext> TlsContext::server(FindKey find_key,
   return TlsContext(std::move(state));
 }
 
-Result<TlsContext> TlsContext::client(const Credentials& credentials) {
+Result<TlsContext> TlsContext::client(const Credentials& credentials, const std::string& host) {
   auto state = std::make_unique<State>();
   state->credentials = credentials;
   auto context = new_context(TLS_client_method(), *state);
   if (!context) return context.error();
   if (credentials.certificates) {
     ADDEND_TRY(load(*context, *credentials.certificates));
+    // Otherwise any worker with a certificate of the same authority could pose as the server.
+    X509_VERIFY_PARAM* expected = SSL_CTX_get0_param(*context);
+    if (X509_VERIFY_PARAM_set1_ip_asc(expected, host.c_str()) != 1 &&
+        X509_VERIFY_PARAM_set1_host(expected, host.c_str(), host.size()) != 1) {
+      return tls_error("cannot check for the host " + host);
+    }
+    ERR_clear_error();
   } else {
     SSL_CTX_set_psk_use_session_callback(*context, use_session);
   }

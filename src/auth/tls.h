@@ -38,7 +38,8 @@ class TlsContext {
 
   static Result<TlsContext> server(FindKey find_key,
                                    const std::optional<CertificateFiles>& certificates);
-  static Result<TlsContext> client(const Credentials& credentials);
+  /// With certificates, `host` is the name or address that the server's one must be for.
+  static Result<TlsContext> client(const Credentials& credentials, const std::string& host);
 
   ~TlsContext();
   TlsContext(TlsContext&&) noexcept;

@@ -63,7 +63,7 @@ TlsContext server_with_key(const std::string& name, const Secret& key) {
 
 TEST(Tls, ASharedKeyOpensAConnectionAndNamesThePeer) {
   const TlsContext server = server_with_key("ring/a", secret_of(1));
-  const auto client = TlsContext::client({"ring/a", secret_of(1), {}});
+  const auto client = TlsContext::client({"ring/a", secret_of(1), {}}, "");
   Pair pair(server, *client);
   ASSERT_TRUE(pair.handshake()) << pair.server().problem() << pair.client().problem();
   EXPECT_EQ(pair.server().peer(), "ring/a");
@@ -78,15 +78,15 @@ TEST(Tls, ASharedKeyOpensAConnectionAndNamesThePeer) {
 
 TEST(Tls, AWrongKeyOrAnUnknownNameDoesNot) {
   const TlsContext server = server_with_key("a", secret_of(1));
-  const auto wrong_key = TlsContext::client({"a", secret_of(2), {}});
+  const auto wrong_key = TlsContext::client({"a", secret_of(2), {}}, "");
   EXPECT_FALSE(Pair(server, *wrong_key).handshake());
-  const auto wrong_name = TlsContext::client({"b", secret_of(1), {}});
+  const auto wrong_name = TlsContext::client({"b", secret_of(1), {}}, "");
   EXPECT_FALSE(Pair(server, *wrong_name).handshake());
 }
 
 TEST(Tls, WritingToAPeerThatIsGoneFailsAndDoesNotKillTheProcess) {
   const TlsContext server = server_with_key("a", secret_of(1));
-  const auto client = TlsContext::client({"a", secret_of(1), {}});
+  const auto client = TlsContext::client({"a", secret_of(1), {}}, "");
   Pair pair(server, *client);
   ASSERT_TRUE(pair.handshake());
   pair.hang_up();

@@ -48,6 +48,12 @@ Result<Address> resolve(const std::string& host, uint16_t port) {
   return address;
 }
 
+std::string host_of(const std::string& host_and_port) {
+  const std::string host = host_and_port.substr(0, host_and_port.rfind(':'));
+  const bool bracketed = host.size() > 1 && host.front() == '[' && host.back() == ']';
+  return bracketed ? host.substr(1, host.size() - 2) : host;
+}
+
 Result<Address> resolve(const std::string& host_and_port) {
   const std::size_t colon = host_and_port.rfind(':');
   uint16_t port = 0;
@@ -61,11 +67,7 @@ Result<Address> resolve(const std::string& host_and_port) {
   if (!good) {
     return make_error(Errc::kInvalidArgument, "'" + host_and_port + "' is not host:port");
   }
-  std::string host = host_and_port.substr(0, colon);
-  if (host.size() > 1 && host.front() == '[' && host.back() == ']') {
-    host = host.substr(1, host.size() - 2);
-  }
-  return resolve(host, port);
+  return resolve(host_of(host_and_port), port);
 }
 
 }  // namespace addend::net

@@ -26,6 +26,9 @@ struct Address {
 /// The first address of a host name or number; "" is every address of this machine.
 Result<Address> resolve(const std::string& host, uint16_t port);
 
+/// The host of "host:port", without the brackets of an IPv6 address.
+std::string host_of(const std::string& host_and_port);
+
 /// "host:port", "[v6]:port" or ":port". kInvalidArgument if it is none of them.
 Result<Address> resolve(const std::string& host_and_port);
 
