@@ -11,6 +11,7 @@
 #include <spdlog/spdlog.h>
 
 #include "apps/addend/command.h"
+#include "apps/addend/harden.h"
 #include "apps/addend/key_file.h"
 #include "apps/addend/serve_config.h"
 
@@ -92,6 +93,16 @@ Result<ServeConfig> make_config(const ServeOptions& options) {
   return config;
 }
 
+// Sockets are open, keys and certificates are read, and the log has found its time zone.
+Status harden(const ServeConfig& config, const LogSink& log) {
+  ADDEND_TRY(drop_privileges(config.user));
+  if (config.seccomp) ADDEND_TRY(restrict_system_calls());
+  const LogField fields[] = {{"user", config.user.empty() ? "unchanged" : config.user},
+                             {"seccomp", config.seccomp ? "on" : "off"}};
+  log(LogLevel::kInfo, "hardened", fields);
+  return {};
+}
+
 int run_serve(const ServeOptions& options) {
   auto config = make_config(options);
   if (!config) return fail(config.error());
@@ -102,8 +113,11 @@ int run_serve(const ServeOptions& options) {
   sigaddset(&signals, SIGINT);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   signal(SIGPIPE, SIG_IGN);
-  auto server = Server::start(config->server, make_log(*config));
+  const LogSink log = make_log(*config);
+  auto server = Server::start(config->server, log);
   if (!server) return fail(server.error());
+  const Status status = harden(*config, log);
+  if (!status) return fail(status.error());
   fmt::print("control {} http {}\n", (*server)->control_port(), (*server)->http_port());
   std::fflush(stdout);
   int signal_number = 0;

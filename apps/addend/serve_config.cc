@@ -110,6 +110,8 @@ Status read_tables(const toml::table& root, ServeConfig& config) {
   main.number("threads", server.threads);
   main.number("max_connections", server.max_connections);
   main.seconds("drain_s", config.drain_s);
+  main.text("user", config.user);
+  main.flag("seccomp", config.seccomp);
   ADDEND_TRY(main.finish());
   Reader http(table_at(root, "http"), "[http]");
   http.flag("enabled", server.http);

@@ -11,8 +11,10 @@ namespace addend::cli {
 
 struct ServeConfig {
   ServerOptions server;
-  double drain_s = 30;    ///< how long SIGTERM waits for workers to leave
-  bool json_log = false;  ///
+  double drain_s = 30;  ///< how long SIGTERM waits for workers to leave
+  std::string user;     ///< whom to become once sockets are open; "": nobody else
+  bool seccomp = true;  ///< give up all system calls that a running server does not need
+  bool json_log = false;
   std::string log_level = "info";
 };
 

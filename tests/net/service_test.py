@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -29,10 +31,10 @@ class ServiceTest(unittest.TestCase):
         self.key = self.folder / "lab.key"
         self.assertEqual(addend("keygen", self.key).returncode, 0)
 
-    def serve(self, extra: str = "", tenant: str = "") -> None:
+    def serve(self, extra: str = "", server: str = "") -> None:
         config = self.folder / "serve.toml"
-        config.write_text('[server]\naddress = "127.0.0.1"\ncontrol_port = 0\ndata_port = 0\ndrain_s = 0.2\n'
-                          f"[http]\nport = 0\n{extra}\n[[tenant]]\nname = \"lab\"\nkey_file = \"{self.key}\"\n{tenant}")
+        config.write_text('[server]\naddress = "127.0.0.1"\ncontrol_port = 0\ndata_port = 0\ndrain_s = 0.2\n' + server + "\n"
+                          f"[http]\nport = 0\n{extra}\n[[tenant]]\nname = \"lab\"\nkey_file = \"{self.key}\"\n")
         self.server = subprocess.Popen([ADDEND, "serve", "--config", str(config)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                        text=True)
         self.addCleanup(self.stop)
@@ -82,6 +84,30 @@ class ServiceTest(unittest.TestCase):
         lines = [json.loads(line) for line in self.stop().splitlines()]
         self.assertEqual(lines[0]["event"], "server started")
         self.assertEqual(lines[0]["control"], self.control)
+
+    @unittest.skipIf(os.geteuid() != 0, "becoming another user needs root")
+    def test_it_gives_up_what_it_does_not_need(self) -> None:
+        self.folder.chmod(0o755)
+        self.serve(server='user = "nobody"')
+        addend("job", "create", "ring", "--workers", 1, *self.access())
+        status = dict(line.split(":\t", 1) for line in Path(f"/proc/{self.server.pid}/status").read_text().splitlines() if ":\t" in line)
+        nobody = str(pwd.getpwnam("nobody").pw_uid)
+        self.assertEqual(status["Uid"].split(), [nobody] * 4)
+        self.assertEqual(status["Groups"].strip(), "")
+        self.assertEqual(int(status["CapEff"], 16), 0)
+        self.assertEqual((status["NoNewPrivs"], status["Seccomp"]), ("1", "2"))
+        for task in Path(f"/proc/{self.server.pid}/task").iterdir():
+            self.assertIn("Seccomp:\t2", (task / "status").read_text())
+        done = addend("perf", "--reducer", "service", *self.access(), "-b", "64K", "-e", "64K", "-n", 2)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn('job="ring"', self.get("/metrics"))
+
+    @unittest.skipIf(shutil.which("systemd-analyze") is None, "no systemd-analyze to look at the unit with")
+    def test_the_systemd_unit_exposes_little(self) -> None:
+        unit = Path(__file__).resolve().parents[2] / "packaging" / "addend-serve.service"
+        done = subprocess.run(["systemd-analyze", "security", "--offline=true", "--threshold=15", str(unit)], capture_output=True,
+                              text=True, check=False, timeout=60)
+        self.assertEqual(done.returncode, 0, done.stdout[-2000:] + done.stderr)
 
     def test_certificates_open_the_door_instead_of_keys(self) -> None:
         def openssl(*arguments: object) -> None:
