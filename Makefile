@@ -3,6 +3,8 @@
 .PHONY: help demo demo-codecs bench-torch test test-dev test-python test-asan test-tsan bench fuzz format check-format build-release python-env clean
 JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 60
+TSAN_TESTS = reduce_test pipeline_test float_equality_test example_c service_test service_net_test
+space := $(subst ,, )
 SOURCES = $(shell git ls-files '*.h' '*.cc' '*.c')
 PYTHON_SOURCES = python tests/python demo examples/torch bench
 
@@ -73,8 +75,8 @@ test-asan:
 test-tsan:
 	tools/install_packages.sh build test
 	cmake --preset tsan -DADDEND_APPS=OFF
-	cmake --build --preset tsan -j $(JOBS) --target reduce_test pipeline_test float_equality_test example_c
-	ctest --preset tsan -R '^(reduce_test|pipeline_test|float_equality_test|example_c)$$'
+	cmake --build --preset tsan -j $(JOBS) --target $(TSAN_TESTS)
+	ctest --preset tsan -R '^($(subst $(space),|,$(TSAN_TESTS)))$$'
 
 fuzz:
 	tools/install_packages.sh build fuzz

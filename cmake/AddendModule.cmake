@@ -38,7 +38,9 @@ function(addend_module name)
     PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>
     PRIVATE ${PROJECT_SOURCE_DIR}/src)
   foreach(dep IN LISTS ARG_DEPS)
-    target_link_libraries(addend_${name} PUBLIC addend::${dep})
+    if(TARGET addend_${dep}) # absent if this build leaves it out, like auth without OpenSSL
+      target_link_libraries(addend_${name} PUBLIC addend::${dep})
+    endif()
   endforeach()
   target_link_libraries(addend_${name} PRIVATE $<BUILD_INTERFACE:addend_flags>)
   target_link_libraries(addend_${name} PUBLIC ${ARG_LIBS})

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <fmt/format.h>
@@ -11,6 +12,7 @@
 
 #include "apps/addend/codecs.h"
 #include "apps/addend/command.h"
+#include "apps/addend/key_file.h"
 #include "apps/addend/machine.h"
 #include "apps/addend/perf_rank.h"
 #include "apps/addend/table.h"
@@ -30,6 +32,9 @@ struct PerfOptions {
   std::string values = "normal";
   std::string reducer = "local";
   uint32_t workers = 4;
+  int worker = -1;  // service: run only this one
+  AccessOptions access;
+  ServiceReducerOptions service;
   bool json = false;
   PerfPlan plan;
 };
@@ -52,7 +57,9 @@ constexpr const char* kFooter =
     "none\n"
     "  addend perf --codec quant --codec quant:bits=2 --density 1 --workers 8\n"
     "  addend perf --rows 64 --density 0.05 --dtype bf16 --workers 8 --json\n"
-    "  mpirun -n 4 addend perf --reducer mpi -b 16M -e 16M\n";
+    "  mpirun -n 4 addend perf --reducer mpi -b 16M -e 16M\n"
+    "  addend perf --reducer service --aggregator agg:7700 --key lab.key --identity lab --worker "
+    "0\n";
 
 std::vector<Column> make_columns(const std::vector<std::string>& codecs) {
   std::size_t codec_width = 0;
@@ -136,13 +143,19 @@ Status complete_plan(PerfOptions& options) {
   return {};
 }
 
+std::string reducer_words(const PerfOptions& options) {
+  if (options.reducer == "mpi") return "MPI";
+  if (options.reducer == "service") return "service at " + options.access.aggregator;
+  return "threads";
+}
+
 void print_preamble(const PerfOptions& options) {
   const workload::GradientSpec& gradient = options.plan.gradient;
   fmt::print("# {}\n", summarize(describe_machine()));
   fmt::print(
       "# {} workers ({}), {}, density {:g} a worker, overlap {}, rows of {}, {} values, seed {}\n",
-      gradient.world, options.reducer == "mpi" ? "MPI" : "threads", options.dtype, gradient.density,
-      options.overlap, gradient.row, options.values, gradient.seed);
+      gradient.world, reducer_words(options), options.dtype, gradient.density, options.overlap,
+      gradient.row, options.values, gradient.seed);
   fmt::print("# {} warm-up and {} timed iterations; median of the slowest worker's time\n",
              options.plan.warmup, options.plan.iterations);
 }
@@ -211,14 +224,53 @@ int run_local(const PerfOptions& options) {
   return status ? printer.finish() : fail(status.error());
 }
 
-int run_mpi(PerfOptions& options, Reducer& reducer) {
+int run_rank(PerfOptions& options, Reducer& reducer) {
   Printer printer(options, reducer.worker() == 0);
   Status status =
       run_perf_rank(reducer, options.plan, [&](const PerfRow& row) { printer.add(row); });
   return status ? printer.finish() : fail(status.error());
 }
 
+// All workers as threads of this process, each with its own way to the server.
+int run_service_threads(PerfOptions& options) {
+  Printer printer(options, true);
+  std::vector<Status> statuses(options.workers);
+  std::vector<std::thread> threads;
+  for (uint32_t w = 0; w < options.workers; ++w) {
+    threads.emplace_back([&, w] {
+      ServiceReducerOptions service = options.service;
+      service.worker = w;
+      auto reducer = create_service_reducer(service);
+      statuses[w] = reducer ? run_perf_rank(**reducer, options.plan,
+                                            [&](const PerfRow& row) {
+                                              if (w == 0) printer.add(row);
+                                            })
+                            : Status(reducer.error());
+    });
+  }
+  for (std::thread& thread : threads)
+    thread.join();
+  for (const Status& status : statuses) {
+    if (!status) return fail(status.error());
+  }
+  return printer.finish();
+}
+
+int run_service(PerfOptions& options) {
+  const auto access = make_access(options.access);
+  if (!access) return fail(access.error());
+  options.service.access = *access;
+  options.service.world = options.workers;
+  Status plan = complete_plan(options);
+  if (!plan) return fail(plan.error());
+  if (options.worker < 0) return run_service_threads(options);
+  options.service.worker = static_cast<uint32_t>(options.worker);
+  auto reducer = create_service_reducer(options.service);
+  return reducer ? run_rank(options, **reducer) : fail(reducer.error());
+}
+
 int run_perf(PerfOptions& options) {
+  if (options.reducer == "service") return run_service(options);
   std::unique_ptr<Reducer> mpi;
   if (options.reducer == "mpi") {
     auto reducer = create_mpi_reducer();
@@ -228,7 +280,7 @@ int run_perf(PerfOptions& options) {
   }
   Status plan = complete_plan(options);
   if (!plan) return fail(plan.error());
-  return mpi ? run_mpi(options, *mpi) : run_local(options);
+  return mpi ? run_rank(options, *mpi) : run_local(options);
 }
 
 void add_sweep_options(CLI::App& command, PerfOptions& options) {
@@ -271,6 +323,22 @@ void add_gradient_options(CLI::App& command, PerfOptions& options) {
   command.add_option("--seed", gradient.seed, "of gradients and codecs")->capture_default_str();
 }
 
+void add_service_options(CLI::App& command, PerfOptions& options) {
+  add_access_options(command, options.access);
+  command.add_option("--job", options.service.job, "service: name of the job")
+      ->capture_default_str();
+  command
+      .add_option("--worker", options.worker,
+                  "service: be this one worker only; default: all, as threads")
+      ->check(CLI::Range(0, 63));
+  command.add_option("--slots", options.service.slots, "service: contributions in flight")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  command.add_option("--payload", options.service.payload_bytes, "service: bytes of a frame")
+      ->check(CLI::Range(8, 8832))
+      ->capture_default_str();
+}
+
 }  // namespace
 
 void add_perf_command(CLI::App& app, Exit& exit) {
@@ -280,9 +348,12 @@ void add_perf_command(CLI::App& app, Exit& exit) {
   add_sweep_options(*command, *options);
   add_codec_option(*command, options->codecs);
   add_gradient_options(*command, *options);
-  command->add_option("--reducer", options->reducer, "threads of this process, or MPI ranks")
-      ->check(CLI::IsMember({"local", "mpi"}))
+  command
+      ->add_option("--reducer", options->reducer,
+                   "threads of this process, MPI ranks, or an aggregation server")
+      ->check(CLI::IsMember({"local", "mpi", "service"}))
       ->capture_default_str();
+  add_service_options(*command, *options);
   command->add_option("--workers", options->workers, "threads; under MPI the ranks decide")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();

@@ -203,6 +203,31 @@ ADDEND_API addend_status addend_local_create(uint32_t world, addend_reducer** re
 /* MPI_COMM_WORLD; ADDEND_UNSUPPORTED in a build without MPI. */
 ADDEND_API addend_status addend_mpi_create(addend_reducer** reducer);
 
+/* A worker's end of a job at an aggregation server. Start from addend_service_options_init. Text
+ * may be NULL where a default is named. */
+typedef struct addend_service_options {
+  uint32_t size;
+  uint32_t world;         /* 1 to 64 */
+  uint32_t worker;        /* from 0 */
+  uint32_t slots;         /* contributions in flight; 512 */
+  uint32_t payload_bytes; /* 1408 for an MTU of 1500, 8832 for 9000 */
+  uint32_t quorum;        /* 0: every worker must contribute */
+  uint64_t patience_ns;   /* 0: until the caller's deadline */
+  uint64_t join_timeout_ns;
+  const char* aggregator; /* "host:port" of the server's control plane */
+  const char* job;        /* "default" */
+  const char* identity;   /* tenant, or "tenant/job"; "default" */
+  const uint8_t* key;     /* 32 bytes, or NULL with certificates */
+  const char* authority;  /* PEM files */
+  const char* certificate;
+  const char* certificate_key;
+} addend_service_options;
+
+ADDEND_API void addend_service_options_init(addend_service_options* options, size_t size);
+/* Returns when all workers have joined; ADDEND_UNSUPPORTED in a build without the service. */
+ADDEND_API addend_status addend_service_create(const addend_service_options* options,
+                                               addend_reducer** reducer);
+
 /* The caller's own engine: reduces every plane of `round` in place, within `timeout_ns`. Returns a
  * status; on failure it may call addend_set_error first to say why. Called from one thread at a
  * time, not the one that created it. */

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 
+#include "addend/access.h"
 #include "addend/plane.h"
 #include "addend/result.h"
 
@@ -76,5 +77,25 @@ std::string mpi_library();
 /// if nobody has, and then finalises it when the process exits. Collective. kUnsupported in a build
 /// without MPI.
 Result<std::unique_ptr<Reducer>> create_mpi_reducer();
+
+struct ServiceReducerOptions {
+  ServiceAccess access;
+  std::string job = "default";
+  uint32_t world = 1;  ///< 1 to 64
+  uint32_t worker = 0;
+  uint32_t slots = 512;  ///< contributions in flight; counts if this worker's join makes the job
+  uint32_t payload_bytes = 1408;         ///< 1408 for an MTU of 1500, 8832 for 9000; likewise
+  std::chrono::nanoseconds patience{0};  ///< likewise; 0: until the caller's deadline
+  uint32_t quorum = 0;                   ///< likewise; 0: every worker must contribute
+  /// How long to wait for the other workers when joining.
+  std::chrono::milliseconds join_timeout{60000};
+};
+
+/// Whether this build has the aggregation service and its client.
+bool has_service();
+
+/// A worker's end of a job at an aggregation server. Returns when all workers have joined. Sums of
+/// floats need a job that allows them. kUnsupported in a build without the service.
+Result<std::unique_ptr<Reducer>> create_service_reducer(const ServiceReducerOptions& options);
 
 }  // namespace addend

@@ -2,6 +2,7 @@
 // The C ABI over the C++ API. Every entry point checks its handles, turns an Error into a status
 // and a thread's last message, and stops exceptions (only allocation throws).
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -282,6 +283,55 @@ addend_status addend_mpi_create(addend_reducer** reducer) {
     if (reducer == nullptr) return invalid("addend_mpi_create: null argument");
     *reducer = nullptr;
     auto made = addend::create_mpi_reducer();
+    if (!made) return fail(made.error());
+    *reducer = new addend_reducer{std::move(*made)};
+    return ADDEND_OK;
+  });
+}
+
+void addend_service_options_init(addend_service_options* options, size_t size) {
+  if (options == nullptr || size < sizeof(uint32_t)) return;
+  const addend::ServiceReducerOptions defaults;
+  addend_service_options known{};
+  known.size = static_cast<uint32_t>(size);
+  known.world = defaults.world;
+  known.slots = defaults.slots;
+  known.payload_bytes = defaults.payload_bytes;
+  known.join_timeout_ns =
+      static_cast<uint64_t>(std::chrono::nanoseconds(defaults.join_timeout).count());
+  std::memset(options, 0, size);
+  std::memcpy(options, &known, std::min(size, sizeof(known)));
+}
+
+addend_status addend_service_create(const addend_service_options* options,
+                                    addend_reducer** reducer) {
+  return guarded([&] {
+    if (options == nullptr || reducer == nullptr || options->size < sizeof(*options) ||
+        options->aggregator == nullptr) {
+      return invalid("addend_service_create: null argument, or options that were not initialised");
+    }
+    *reducer = nullptr;
+    const auto text = [](const char* value, const char* fallback) {
+      return std::string(value != nullptr ? value : fallback);
+    };
+    addend::ServiceReducerOptions cpp;
+    cpp.access.aggregator = options->aggregator;
+    cpp.access.identity = text(options->identity, "default");
+    cpp.access.certificates = {text(options->authority, ""), text(options->certificate, ""),
+                               text(options->certificate_key, "")};
+    if (options->key != nullptr) {
+      std::copy_n(options->key, cpp.access.key.bytes.size(), cpp.access.key.bytes.begin());
+    }
+    cpp.job = text(options->job, "default");
+    cpp.world = options->world;
+    cpp.worker = options->worker;
+    cpp.slots = options->slots;
+    cpp.payload_bytes = options->payload_bytes;
+    cpp.quorum = options->quorum;
+    cpp.patience = std::chrono::nanoseconds(options->patience_ns);
+    cpp.join_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(
+        std::chrono::nanoseconds(options->join_timeout_ns));
+    auto made = addend::create_service_reducer(cpp);
     if (!made) return fail(made.error());
     *reducer = new addend_reducer{std::move(*made)};
     return ADDEND_OK;

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pre-shared keys as files: 64 hexadecimal digits, readable by their owner only. And the options
+// with which commands say how to reach a server.
+#pragma once
+
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include "addend/access.h"
+#include "addend/result.h"
+
+namespace addend::cli {
+
+/// Refuses a file that others may read.
+Result<ServiceKey> read_key_file(const std::string& path);
+/// Refuses to replace a file.
+Status write_key_file(const std::string& path, const ServiceKey& key);
+
+/// What the user typed.
+struct AccessOptions {
+  std::string aggregator = "127.0.0.1:7700";
+  std::string identity = "default";
+  std::string key_file;
+  ServiceCertificates certificates;
+};
+
+void add_access_options(CLI::App& command, AccessOptions& options);
+Result<ServiceAccess> make_access(const AccessOptions& options);
+
+}  // namespace addend::cli

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// The aggregation service: a server that sums workers' planes without decoding them, and what an
+// operator asks of it. Workers use it through create_service_reducer (reduce.h). Protocol:
+// docs/formats/protocol.md; what is protected and what is not: docs/security.md.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "addend/access.h"
+#include "addend/result.h"
+
+namespace addend {
+
+enum class LogLevel : uint8_t { kDebug, kInfo, kWarning, kError };
+
+struct LogField {
+  std::string_view name;
+  std::string value;
+};
+
+/// What happened, in words that do not change, and its particulars. Called from several threads.
+/// Secrets are never among them.
+using LogSink =
+    std::function<void(LogLevel level, std::string_view event, std::span<const LogField> fields)>;
+
+/// A party that may have jobs, and how much of the server they may take together.
+struct TenantOptions {
+  std::string name;        ///< what it calls itself, with a key or in its certificate's common name
+  ServiceKey key;          ///< all zeros: certificates only
+  bool sees_all = false;   ///< may list and drain jobs of other tenants
+  bool floats = true;      ///< its jobs may sum floats
+  uint32_t max_jobs = 64;  ///
+  uint32_t max_slots = 8192;  ///< of all its jobs
+  uint64_t max_memory_bytes = uint64_t{64} << 20;
+  uint32_t packets_per_s = 0;  ///< of each worker at each thread; 0: no limit
+};
+
+struct ServerOptions {
+  std::string address;        ///< to listen at; "": every address of this machine
+  uint16_t control_port = 0;  ///< TCP; 0: any
+  uint16_t data_port = 0;     ///< UDP, the first of `threads` ports; 0: any
+  uint32_t threads = 1;       ///< data threads, 1 to 64
+  bool http = true;           ///< serve /metrics and a page for people
+  std::string http_address = "127.0.0.1";
+  uint16_t http_port = 0;  ///< 0: any
+  std::vector<TenantOptions> tenants;
+  /// PEM files; with them, clients may also come with a certificate of this authority.
+  ServiceCertificates certificates;
+  uint32_t max_connections = 1024;
+};
+
+/// A running server. Its threads do the work; any thread may call.
+class Server {
+ public:
+  virtual ~Server() = default;
+
+  static Result<std::unique_ptr<Server>> start(const ServerOptions& options, LogSink log);
+
+  virtual uint16_t control_port() const = 0;
+  virtual uint16_t http_port() const = 0;  ///< 0 without http
+  /// Takes no new jobs and workers, and waits until those that are here have left. After `patience`
+  /// it ends what is left. The server answers until it is destroyed.
+  virtual void drain(std::chrono::milliseconds patience) = 0;
+  /// What /metrics says.
+  virtual std::string metrics() const = 0;
+};
+
+/// What an operator wants of a job. Workers that join a job which nobody created make one of their
+/// own; it goes when they leave.
+struct JobOptions {
+  std::string name;
+  uint32_t world = 0;
+  uint32_t slots = 512;
+  uint32_t payload_bytes = 1408;
+  bool floats = true;
+  std::chrono::nanoseconds patience{0};  ///< 0: a turn waits for ever
+  uint32_t quorum = 0;
+  ServiceKey key;  ///< not all zeros: lets workers join this job, and nothing else
+};
+
+struct JobInfo {
+  std::string tenant, name;
+  uint32_t epoch = 0;  ///< 0: waiting for workers
+  uint32_t world = 0, joined = 0, slots = 0;
+  uint64_t turns = 0, refused = 0;
+};
+
+/// `access` says where the server is and who asks.
+Status create_job(const ServiceAccess& access, const JobOptions& job);
+Result<std::vector<JobInfo>> list_jobs(const ServiceAccess& access);
+/// No worker may join any more; the job goes when the last one leaves.
+Status drain_job(const ServiceAccess& access, const std::string& name);
+
+/// 32 bytes from the system's generator.
+Result<ServiceKey> generate_service_key();
+
+}  // namespace addend

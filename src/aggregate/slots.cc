@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "aggregate/slots.h"
+
+#include <bit>
+#include <cstring>
+
+#include "addend/fold.h"
+#include "base/assert.h"
+#include "base/bits.h"
+
+namespace addend::aggregate {
+
+Result<Slots> Slots::create(const SlotsOptions& options) {
+  if (options.world == 0 || options.world > ADDEND_MAX_JOB_WORKERS) {
+    return make_error(Errc::kInvalidArgument, "a job has 1 to 64 workers");
+  }
+  if (options.slots == 0 || options.first_slot + uint64_t{options.slots} > 65536) {
+    return make_error(Errc::kInvalidArgument, "slots are numbered from 0 to 65535");
+  }
+  if (options.payload_bytes == 0 || options.payload_bytes > ADDEND_FRAME_MAX_PAYLOAD_BYTES ||
+      options.payload_bytes % 8 != 0) {
+    return make_error(Errc::kInvalidArgument, "a payload is a multiple of 8 up to 8832 bytes");
+  }
+  if (options.quorum > options.world) {
+    return make_error(Errc::kInvalidArgument, "a quorum is at most all workers");
+  }
+  Slots slots(options);
+  slots.everyone_ = low_mask(options.world);
+  slots.stride_ = ceil_div(options.payload_bytes, 64) * 64;
+  const uint64_t banks = uint64_t{options.slots} * 2;
+  ADDEND_TRY(slots.memory_.reserve((banks + 1) * slots.stride_ + Buffer::kSlack));
+  slots.banks_.resize(banks);
+  // As if turns -2 and -1 had been: the next one of either bank is then bank.turn + 2, always.
+  for (uint64_t i = 0; i < banks; ++i)
+    slots.banks_[i].turn = static_cast<uint32_t>(i % 2) - 2;
+  return slots;
+}
+
+void Slots::set_table(uint32_t number, const Table& table) {
+  ADDEND_ASSERT(number < ADDEND_MAX_JOB_TABLES);
+  tables_[number] = table;
+  for (std::size_t i = 0; i < table.size(); ++i)
+    narrow_tables_[number][i] = static_cast<uint8_t>(table[i]);
+  known_tables_ |= 1u << number;
+}
+
+addend_refusal Slots::check(const addend_frame_header& header, uint32_t bytes) const {
+  const addend_refusal refusal = addend_contribution_check(&header, bytes);
+  if (refusal != ADDEND_REFUSAL_NONE) return refusal;
+  if (header.epoch != options_.epoch) return ADDEND_REFUSAL_EPOCH;
+  if (header.boot != options_.boot) return ADDEND_REFUSAL_BOOT;
+  if (header.world != options_.world) return ADDEND_REFUSAL_WORLD;
+  if (header.slot < options_.first_slot || header.slot - options_.first_slot >= options_.slots) {
+    return ADDEND_REFUSAL_SLOT;
+  }
+  if ((options_.ops >> header.op & 1) == 0) return ADDEND_REFUSAL_OP;
+  if (addend_op_is_table(header.op) && (known_tables_ >> addend_frame_table(&header) & 1) == 0) {
+    return ADDEND_REFUSAL_OP;
+  }
+  const uint64_t sum_length =
+      op_sum_bytes(static_cast<Op>(header.op), addend_frame_lanes(header.op, header.length));
+  if (header.length > options_.payload_bytes || sum_length > options_.payload_bytes) {
+    return ADDEND_REFUSAL_LENGTH;
+  }
+  return ADDEND_REFUSAL_NONE;
+}
+
+Outcome Slots::refuse(addend_refusal why) {
+  ++counters_.refused[why];
+  return {why, {}};
+}
+
+Outcome Slots::handle(const addend_frame_header& header, const uint8_t* payload, uint32_t bytes,
+                      uint64_t now_ns) {
+  const addend_refusal refusal = check(header, bytes);
+  if (refusal != ADDEND_REFUSAL_NONE) return refuse(refusal);
+  if (ended_) {
+    Outcome outcome = refuse(ADDEND_REFUSAL_ENDED);
+    outcome.reply = notice(Audience::kSender);
+    return outcome;
+  }
+  const uint32_t index = (header.slot - options_.first_slot) * 2 + (header.turn & 1);
+  const Bank& bank = banks_[index];
+  const Bank& sibling = banks_[index ^ 1];
+  if (bank.state != State::kIdle && header.turn == bank.turn) {
+    return contribute(index, header, payload);
+  }
+  const bool follows = header.turn == bank.turn + 2 && header.turn == sibling.turn + 1;
+  if (!follows || sibling.state == State::kOpen) return refuse(ADDEND_REFUSAL_TURN);
+  open(index, header, now_ns);
+  return contribute(index, header, payload);
+}
+
+Outcome Slots::contribute(uint32_t index, const addend_frame_header& header,
+                          const uint8_t* payload) {
+  Bank& bank = banks_[index];
+  const bool known = (bank.contributors & header.contributors) != 0;
+  if (bank.state == State::kClosed) {
+    ++counters_.answered;
+    Outcome outcome = known ? Outcome{} : refuse(ADDEND_REFUSAL_LATE);
+    outcome.reply = result(index, Audience::kSender);
+    return outcome;
+  }
+  if (!same_shape(bank, header)) {
+    Outcome outcome = refuse(ADDEND_REFUSAL_MISMATCH);
+    end(ADDEND_NOTICE_MISMATCH, header.worker, outcome.reply);
+    return outcome;
+  }
+  if (known) return refuse(ADDEND_REFUSAL_DUPLICATE);
+  add(index, header, payload);
+  if (bank.contributors != everyone_) return {};
+  ++counters_.complete;
+  ++counters_.last[header.worker];
+  close(index);
+  return {ADDEND_REFUSAL_NONE, result(index, Audience::kEveryone)};
+}
+
+void Slots::open(uint32_t index, const addend_frame_header& header, uint64_t now_ns) {
+  Bank& bank = banks_[index];
+  bank.contributors = 0;
+  bank.opened_ns = now_ns;
+  bank.turn = header.turn;
+  bank.op = header.op;
+  bank.flags = static_cast<uint8_t>(header.flags & ~ADDEND_FRAME_KNOWN_FLAGS);
+  bank.length = header.length;
+  bank.sum_length = static_cast<uint16_t>(
+      op_sum_bytes(static_cast<Op>(header.op), addend_frame_lanes(header.op, header.length)));
+  bank.state = State::kOpen;
+  bank.earlier = newest_;
+  bank.later = kNone;
+  (newest_ == kNone ? oldest_ : banks_[newest_].later) = index;
+  newest_ = index;
+}
+
+void Slots::close(uint32_t index) {
+  Bank& bank = banks_[index];
+  bank.state = State::kClosed;
+  (bank.earlier == kNone ? oldest_ : banks_[bank.earlier].later) = bank.later;
+  (bank.later == kNone ? newest_ : banks_[bank.later].earlier) = bank.earlier;
+}
+
+void Slots::add(uint32_t index, const addend_frame_header& header, const uint8_t* payload) {
+  Bank& bank = banks_[index];
+  const bool first = bank.contributors == 0;
+  const auto op = static_cast<Op>(header.op);
+  const uint32_t lanes = addend_frame_lanes(header.op, header.length);
+  uint8_t* acc = sums(index);
+  if (is_table_sum(op)) {
+    if (first) std::memset(acc, 0, bank.sum_length);
+    const uint32_t table = addend_frame_table(&header);
+    const void* entries = op == Op::kTableSumU8
+                              ? static_cast<const void*>(narrow_tables_[table].data())
+                              : static_cast<const void*>(tables_[table].data());
+    fold_table(op, acc, payload, entries, lanes);
+  } else if (first) {
+    std::memcpy(acc, payload, header.length);
+  } else {
+    // A datagram behind an odd one in the same receive buffer is not aligned for its lanes.
+    if (reinterpret_cast<uintptr_t>(payload) % 8 != 0) {
+      uint8_t* scratch = sums(static_cast<uint32_t>(banks_.size()));
+      std::memcpy(scratch, payload, header.length);
+      payload = scratch;
+    }
+    fold(op, acc, payload, lanes);
+  }
+  bank.contributors |= header.contributors;
+  ++counters_.folded;
+  if ((header.flags & ADDEND_FRAME_RESENT) != 0) ++counters_.resent;
+}
+
+bool Slots::same_shape(const Bank& bank, const addend_frame_header& header) const {
+  return bank.op == header.op && bank.length == header.length &&
+         bank.flags >> ADDEND_FRAME_TABLE_SHIFT == static_cast<int>(addend_frame_table(&header));
+}
+
+bool Slots::expire(uint64_t now_ns, Reply& reply) {
+  if (ended_ || next_expiry_ns() > now_ns) return false;
+  const uint32_t index = oldest_;
+  Bank& bank = banks_[index];
+  const auto count = static_cast<uint32_t>(std::popcount(bank.contributors));
+  if (options_.quorum == 0 || count < options_.quorum) {
+    end(ADDEND_NOTICE_TIMEOUT, static_cast<uint32_t>(std::countr_one(bank.contributors)), reply);
+    reply.header.contributors = end_.contributors = bank.contributors;
+    reply.header.count = end_.count = static_cast<uint8_t>(count);
+    reply.header.slot = end_.slot = static_cast<uint16_t>(options_.first_slot + index / 2);
+    reply.header.turn = end_.turn = bank.turn;
+    return true;
+  }
+  bank.flags |= ADDEND_FRAME_PARTIAL;
+  ++counters_.partial;
+  close(index);
+  reply = result(index, Audience::kEveryone);
+  return true;
+}
+
+uint64_t Slots::next_expiry_ns() const {
+  if (ended_ || oldest_ == kNone || options_.patience_ns == 0) return ~uint64_t{0};
+  return banks_[oldest_].opened_ns + options_.patience_ns;
+}
+
+void Slots::end(addend_notice why, uint32_t worker, Reply& reply) {
+  ended_ = true;
+  end_ = reply_header();
+  end_.kind = ADDEND_FRAME_NOTICE;
+  end_.op = static_cast<uint8_t>(why);
+  end_.worker = static_cast<uint8_t>(worker);
+  reply = notice(Audience::kEveryone);
+}
+
+addend_frame_header Slots::reply_header() const {
+  addend_frame_header header{};
+  header.magic = ADDEND_FRAME_MAGIC;
+  header.version = ADDEND_FRAME_VERSION;
+  header.epoch = options_.epoch;
+  header.boot = options_.boot;
+  header.world = static_cast<uint8_t>(options_.world);
+  return header;
+}
+
+Reply Slots::result(uint32_t index, Audience audience) const {
+  const Bank& bank = banks_[index];
+  Reply reply{audience, reply_header(), {sums(index), bank.sum_length}};
+  reply.header.kind = ADDEND_FRAME_RESULT;
+  reply.header.flags = bank.flags;
+  reply.header.turn = bank.turn;
+  reply.header.slot = static_cast<uint16_t>(options_.first_slot + index / 2);
+  reply.header.worker = ADDEND_FRAME_EVERYONE;
+  reply.header.op = bank.op;
+  reply.header.count = static_cast<uint8_t>(std::popcount(bank.contributors));
+  reply.header.length = bank.sum_length;
+  reply.header.contributors = bank.contributors;
+  return reply;
+}
+
+Reply Slots::notice(Audience audience) const { return {audience, end_, {}}; }
+
+uint64_t Slots::memory_bytes() const {
+  return sizeof(*this) + memory_.capacity() + banks_.capacity() * sizeof(Bank);
+}
+
+}  // namespace addend::aggregate

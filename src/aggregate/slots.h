@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// The aggregator's state machine: what a job's slots do with a contribution at a time. No sockets,
+// no clock, no allocation after create, and nothing that could decode.
+//
+// A slot has two banks, one for even and one for odd turns. In a bank the first contribution of a
+// turn overwrites, later ones fold, the last one replies; the result stays as the answer to whoever
+// asks again. A turn opens only when the one before it is complete: then every worker holds the
+// result of the turn before that, whose bank it takes. Numbers are compared for equality with what
+// the bank stores, so a frame that is late by any number of turns is refused
+// (docs/formats/protocol.md, "Exactly once").
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "addend/plane.h"
+#include "addend/result.h"
+#include "base/buffer.h"
+#include "wire/frame.h"
+
+namespace addend::aggregate {
+
+/// Entries of a table sum; an 8-bit sum uses the low half of each.
+using Table = std::array<uint16_t, 16>;
+
+struct SlotsOptions {
+  uint32_t epoch = 0;
+  uint32_t boot = 0;
+  uint32_t world = 1;                                   ///< 1 to ADDEND_MAX_JOB_WORKERS
+  uint32_t first_slot = 0;                              ///< this object has the slots from here ...
+  uint32_t slots = 1;                                   ///< ... this many
+  uint32_t payload_bytes = ADDEND_FRAME_PAYLOAD_BYTES;  ///< longest contribution and longest result
+  uint32_t ops = 0;          ///< allowed operations: bit n is operation n
+  uint64_t patience_ns = 0;  ///< from the first contribution of a turn to its end; 0: forever
+  uint32_t quorum = 0;  ///< contributors that suffice when patience ends; 0: all, or the epoch ends
+};
+
+/// Who gets the reply.
+enum class Audience : uint8_t { kNobody, kSender, kEveryone };
+
+/// A frame to send: its header in the machine's byte order, without tag, and the lanes, which
+/// belong to the slots and stay until the next call.
+struct Reply {
+  Audience audience = Audience::kNobody;
+  addend_frame_header header{};
+  std::span<const uint8_t> payload;
+};
+
+struct Outcome {
+  addend_refusal refusal = ADDEND_REFUSAL_NONE;
+  Reply reply;
+};
+
+/// What happened so far.
+struct Counters {
+  uint64_t folded = 0;    ///< contributions that are in a sum
+  uint64_t complete = 0;  ///< turns that all workers contributed to
+  uint64_t partial = 0;   ///< turns closed at a quorum
+  uint64_t answered = 0;  ///< results sent again because a worker asked again
+  uint64_t resent = 0;    ///< contributions that were folded, but not at their first try
+  std::array<uint64_t, ADDEND_REFUSAL_COUNT> refused{};
+  std::array<uint64_t, ADDEND_MAX_JOB_WORKERS> last{};  ///< turns that waited for this worker
+};
+
+/// A range of one job's slots. One thread at a time.
+class Slots {
+ public:
+  static Result<Slots> create(const SlotsOptions& options);
+
+  /// Makes table number `number` known. REQUIRES: number < ADDEND_MAX_JOB_TABLES. A table that
+  /// turns may refer to is never changed.
+  void set_table(uint32_t number, const Table& table);
+
+  /// What becomes of an authentic datagram: `header` in the machine's byte order, `bytes` with the
+  /// header, `payload` behind it. Any bytes are safe.
+  Outcome handle(const addend_frame_header& header, const uint8_t* payload, uint32_t bytes,
+                 uint64_t now_ns);
+
+  /// Ends the turns whose patience is over, one a call: true if there is a reply to send (to
+  /// everyone), false if nothing is due.
+  bool expire(uint64_t now_ns, Reply& reply);
+  /// When expire has something to do next; ~0 if nothing is waiting.
+  uint64_t next_expiry_ns() const;
+
+  /// Ends the epoch: from now on every contribution is answered with this notice.
+  void end(addend_notice why, uint32_t worker, Reply& reply);
+  bool ended() const { return ended_; }
+  /// REQUIRES: ended(), else all zeros. In the machine's byte order.
+  const addend_frame_header& notice_header() const { return end_; }
+
+  const SlotsOptions& options() const { return options_; }
+  const Counters& counters() const { return counters_; }
+  uint64_t memory_bytes() const;
+
+ private:
+  enum class State : uint8_t { kIdle, kOpen, kClosed };
+  static constexpr uint32_t kNone = ~0u;
+
+  struct Bank {
+    uint64_t contributors = 0;
+    uint64_t opened_ns = 0;
+    uint32_t turn = 0;
+    uint32_t earlier = kNone, later = kNone;  // open banks in the order of their opening
+    uint16_t length = 0;                      // of a contribution
+    uint16_t sum_length = 0;
+    uint8_t op = 0;
+    uint8_t flags = 0;  // table number, and kPartial once closed so
+    State state = State::kIdle;
+  };
+
+  explicit Slots(const SlotsOptions& options) : options_(options) {}
+
+  addend_refusal check(const addend_frame_header& header, uint32_t bytes) const;
+  Outcome refuse(addend_refusal why);
+  Outcome contribute(uint32_t index, const addend_frame_header& header, const uint8_t* payload);
+  void open(uint32_t index, const addend_frame_header& header, uint64_t now_ns);
+  void add(uint32_t index, const addend_frame_header& header, const uint8_t* payload);
+  void close(uint32_t index);
+  bool same_shape(const Bank& bank, const addend_frame_header& header) const;
+  Reply result(uint32_t index, Audience audience) const;
+  Reply notice(Audience audience) const;
+  addend_frame_header reply_header() const;
+  uint8_t* sums(uint32_t index) { return memory_.as<uint8_t>() + uint64_t{index} * stride_; }
+  const uint8_t* sums(uint32_t index) const {
+    return memory_.as<uint8_t>() + uint64_t{index} * stride_;
+  }
+
+  SlotsOptions options_;
+  uint64_t everyone_ = 0;  // all workers' bits
+  uint64_t stride_ = 0;
+  Buffer memory_;  // the banks' sums, then one payload's worth of scratch
+  std::vector<Bank> banks_;
+  uint32_t oldest_ = kNone, newest_ = kNone;
+  std::array<Table, ADDEND_MAX_JOB_TABLES> tables_{};
+  std::array<std::array<uint8_t, 16>, ADDEND_MAX_JOB_TABLES> narrow_tables_{};
+  uint32_t known_tables_ = 0;
+  bool ended_ = false;
+  addend_frame_header end_{};  // the notice
+  Counters counters_;
+};
+
+}  // namespace addend::aggregate

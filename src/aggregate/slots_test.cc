@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "aggregate/slots.h"
+
+#include <functional>
+
+#include "gtest/gtest.h"
+#include "tests/support/frames.h"
+
+namespace addend::aggregate {
+namespace {
+
+using testing_support::contribution;
+using testing_support::deliver;
+using testing_support::Packet;
+
+constexpr uint32_t kIntegers = 1u << ADDEND_OP_SUM_I32 | 1u << ADDEND_OP_TABLE_SUM_U8 |
+                               1u << ADDEND_OP_TABLE_SUM_U16 | 1u << ADDEND_OP_SUM_U8;
+
+SlotsOptions job_of(uint32_t world) {
+  SlotsOptions options;
+  options.epoch = 11;
+  options.boot = 22;
+  options.world = world;
+  options.first_slot = 4;
+  options.slots = 2;
+  options.payload_bytes = 64;
+  options.ops = kIntegers;
+  return options;
+}
+
+std::vector<uint8_t> number(uint8_t value) { return {value, 0, 0, 0}; }
+
+class SlotsTest : public ::testing::Test {
+ protected:
+  void start(const SlotsOptions& options) {
+    options_ = options;
+    auto slots = Slots::create(options);
+    ASSERT_TRUE(slots);
+    slots_ = std::make_unique<Slots>(*std::move(slots));
+  }
+  Packet packet(uint32_t worker, uint32_t turn, uint8_t value) {
+    return contribution(options_, worker, 4, turn, Op::kSumI32, number(value));
+  }
+  Outcome send(uint32_t worker, uint32_t turn, uint8_t value) {
+    return deliver(*slots_, packet(worker, turn, value), now_);
+  }
+  uint8_t sum(const Outcome& outcome) { return outcome.reply.payload[0]; }
+
+  SlotsOptions options_;
+  std::unique_ptr<Slots> slots_;
+  uint64_t now_ = 0;
+};
+
+TEST_F(SlotsTest, TheLastContributorRepliesToEveryone) {
+  start(job_of(2));
+  EXPECT_EQ(send(0, 0, 5).reply.audience, Audience::kNobody);
+  const Outcome last = send(1, 0, 6);
+  EXPECT_EQ(last.reply.audience, Audience::kEveryone);
+  EXPECT_EQ(last.reply.header.kind, ADDEND_FRAME_RESULT);
+  EXPECT_EQ(last.reply.header.contributors, 3u);
+  EXPECT_EQ(last.reply.header.count, 2);
+  EXPECT_EQ(last.reply.header.boot, 22u);
+  EXPECT_EQ(sum(last), 11);
+  EXPECT_EQ(slots_->counters().last[1], 1u);
+}
+
+TEST_F(SlotsTest, ADuplicateIsNotFoldedAndACompleteTurnIsAnsweredFromMemory) {
+  start(job_of(2));
+  (void)send(0, 0, 5);
+  EXPECT_EQ(send(0, 0, 5).refusal, ADDEND_REFUSAL_DUPLICATE);
+  (void)send(1, 0, 6);
+  const Outcome again = send(0, 0, 5);
+  EXPECT_EQ(again.reply.audience, Audience::kSender);
+  EXPECT_EQ(sum(again), 11);
+}
+
+// With a one-bit turn number the late copy would count again: 1 + 100 + 100 instead of 100 x 3.
+TEST_F(SlotsTest, ACopyThatIsTwoTurnsLateIsRefused) {
+  start(job_of(3));
+  const Packet late = packet(0, 0, 1);
+  for (uint32_t worker = 0; worker < 3; ++worker)
+    (void)send(worker, 0, 1);
+  for (uint32_t worker = 0; worker < 3; ++worker)
+    (void)send(worker, 1, 10);
+  EXPECT_EQ(deliver(*slots_, late, now_).reply.audience, Audience::kSender);  // still kept
+  (void)send(1, 2, 100);
+  EXPECT_EQ(deliver(*slots_, late, now_).refusal, ADDEND_REFUSAL_TURN);
+  (void)send(2, 2, 100);
+  const auto last = send(0, 2, 100);
+  EXPECT_EQ(last.reply.payload[0] + 256 * last.reply.payload[1], 300);
+}
+
+TEST_F(SlotsTest, ATurnDoesNotOpenBeforeTheOneBeforeItIsComplete) {
+  start(job_of(2));
+  (void)send(0, 0, 1);
+  EXPECT_EQ(send(0, 1, 1).refusal, ADDEND_REFUSAL_TURN);
+  EXPECT_EQ(send(0, 2, 1).refusal, ADDEND_REFUSAL_TURN);
+  EXPECT_EQ(send(0, ~1u, 1).refusal, ADDEND_REFUSAL_TURN);  // the turn before the first
+}
+
+TEST_F(SlotsTest, TableSumsLookUpTheJobsTable) {
+  start(job_of(2));
+  Table table{};
+  for (uint16_t i = 0; i < 16; ++i)
+    table[i] = static_cast<uint16_t>(i * i);
+  slots_->set_table(3, table);
+  Packet one = contribution(options_, 0, 4, 0, Op::kTableSumU16, {0x21, 0x0F});
+  one.header.flags = 3 << ADDEND_FRAME_TABLE_SHIFT;
+  Packet other = contribution(options_, 1, 4, 0, Op::kTableSumU16, {0x12, 0xF0});
+  other.header.flags = one.header.flags;
+  (void)deliver(*slots_, one, now_);
+  const Outcome outcome = deliver(*slots_, other, now_);
+  ASSERT_EQ(outcome.reply.payload.size(), 8u);
+  const std::vector<uint8_t> bytes(outcome.reply.payload.begin(), outcome.reply.payload.end());
+  EXPECT_EQ(bytes, (std::vector<uint8_t>{5, 0, 5, 0, 225, 0, 225, 0}));
+  one.header.flags = 2 << ADDEND_FRAME_TABLE_SHIFT;
+  EXPECT_EQ(deliver(*slots_, one, now_).refusal, ADDEND_REFUSAL_OP);
+}
+
+TEST_F(SlotsTest, ASumLongerThanThePayloadIsRefused) {
+  start(job_of(1));
+  slots_->set_table(0, Table{});
+  const Packet packet = contribution(options_, 0, 4, 0, Op::kTableSumU16, std::vector<uint8_t>(17));
+  EXPECT_EQ(deliver(*slots_, packet, now_).refusal, ADDEND_REFUSAL_LENGTH);
+}
+
+TEST_F(SlotsTest, AnotherShapeEndsTheEpochForEveryone) {
+  start(job_of(2));
+  (void)send(0, 0, 1);
+  const Outcome outcome =
+      deliver(*slots_, contribution(options_, 1, 4, 0, Op::kSumI32, std::vector<uint8_t>(8)), now_);
+  EXPECT_EQ(outcome.refusal, ADDEND_REFUSAL_MISMATCH);
+  EXPECT_EQ(outcome.reply.audience, Audience::kEveryone);
+  EXPECT_EQ(outcome.reply.header.op, ADDEND_NOTICE_MISMATCH);
+  EXPECT_EQ(outcome.reply.header.worker, 1);
+  const Outcome after = send(0, 0, 1);
+  EXPECT_EQ(after.refusal, ADDEND_REFUSAL_ENDED);
+  EXPECT_EQ(after.reply.header.op, ADDEND_NOTICE_MISMATCH);
+}
+
+TEST_F(SlotsTest, PatienceEndsWithANoticeThatNamesTheMissingWorker) {
+  SlotsOptions options = job_of(3);
+  options.patience_ns = 100;
+  start(options);
+  now_ = 1000;
+  (void)send(0, 0, 1);
+  (void)send(2, 0, 1);
+  Reply reply;
+  EXPECT_EQ(slots_->next_expiry_ns(), 1100u);
+  EXPECT_FALSE(slots_->expire(1099, reply));
+  ASSERT_TRUE(slots_->expire(1100, reply));
+  EXPECT_EQ(reply.header.kind, ADDEND_FRAME_NOTICE);
+  EXPECT_EQ(reply.header.op, ADDEND_NOTICE_TIMEOUT);
+  EXPECT_EQ(reply.header.worker, 1);
+  EXPECT_EQ(reply.header.contributors, 5u);
+  EXPECT_TRUE(slots_->ended());
+  EXPECT_FALSE(slots_->expire(~uint64_t{0} - 1, reply));
+}
+
+TEST_F(SlotsTest, AQuorumFreezesTheTurnOnceAndForAll) {
+  SlotsOptions options = job_of(3);
+  options.patience_ns = 100;
+  options.quorum = 2;
+  start(options);
+  (void)send(0, 0, 1);
+  (void)send(2, 0, 10);
+  Reply reply;
+  ASSERT_TRUE(slots_->expire(100, reply));
+  EXPECT_EQ(reply.audience, Audience::kEveryone);
+  EXPECT_EQ(reply.header.flags, ADDEND_FRAME_PARTIAL);
+  EXPECT_EQ(reply.header.count, 2);
+  const Outcome late = send(1, 0, 100);
+  EXPECT_EQ(late.refusal, ADDEND_REFUSAL_LATE);
+  EXPECT_EQ(late.reply.audience, Audience::kSender);
+  EXPECT_EQ(late.reply.header.contributors, 5u);
+  EXPECT_EQ(sum(late), 11);
+}
+
+TEST_F(SlotsTest, APayloadThatIsNotAlignedFoldsAlike) {
+  start(job_of(2));
+  std::vector<uint8_t> buffer(64 + 1, 7);
+  for (uint32_t worker = 0; worker < 2; ++worker) {
+    Packet packet = contribution(options_, worker, 4, 0, Op::kSumI32, std::vector<uint8_t>(64, 7));
+    const Outcome outcome = slots_->handle(packet.header, buffer.data() + 1, packet.bytes(), now_);
+    if (worker == 1) {
+      EXPECT_EQ(outcome.reply.payload[63], 14);
+    }
+  }
+}
+
+struct Bend {
+  const char* what;
+  addend_refusal refusal;
+  std::function<void(Packet&)> apply;
+};
+
+TEST_F(SlotsTest, EveryWrongFieldIsRefusedUnderItsOwnReasonAndChangesNothing) {
+  const Bend bends[] = {
+      {"magic", ADDEND_REFUSAL_MAGIC, [](Packet& p) { p.header.magic = 0; }},
+      {"version", ADDEND_REFUSAL_MAGIC, [](Packet& p) { p.header.version = 2; }},
+      {"kind", ADDEND_REFUSAL_KIND, [](Packet& p) { p.header.kind = ADDEND_FRAME_RESULT; }},
+      {"big endian", ADDEND_REFUSAL_KIND, [](Packet& p) { p.header.flags = 1; }},
+      {"unknown flag", ADDEND_REFUSAL_KIND, [](Packet& p) { p.header.flags = 8; }},
+      {"table without table sum", ADDEND_REFUSAL_OP, [](Packet& p) { p.header.flags = 16; }},
+      {"op", ADDEND_REFUSAL_OP, [](Packet& p) { p.header.op = ADDEND_OP_COUNT; }},
+      {"op not allowed", ADDEND_REFUSAL_OP, [](Packet& p) { p.header.op = ADDEND_OP_SUM_F32; }},
+      {"longer than said", ADDEND_REFUSAL_LENGTH, [](Packet& p) { p.payload.push_back(0); }},
+      {"shorter than said", ADDEND_REFUSAL_LENGTH, [](Packet& p) { p.payload.pop_back(); }},
+      {"half a lane", ADDEND_REFUSAL_LENGTH,
+       [](Packet& p) {
+         p.payload.resize(6);
+         p.header.length = 6;
+       }},
+      {"no lane", ADDEND_REFUSAL_LENGTH,
+       [](Packet& p) {
+         p.payload.clear();
+         p.header.length = 0;
+       }},
+      {"beyond the job's payload", ADDEND_REFUSAL_LENGTH,
+       [](Packet& p) {
+         p.payload.resize(68);
+         p.header.length = 68;
+       }},
+      {"epoch", ADDEND_REFUSAL_EPOCH, [](Packet& p) { p.header.epoch = 10; }},
+      {"boot", ADDEND_REFUSAL_BOOT, [](Packet& p) { p.header.boot = 21; }},
+      {"world", ADDEND_REFUSAL_WORLD, [](Packet& p) { p.header.world = 3; }},
+      {"no world", ADDEND_REFUSAL_WORLD, [](Packet& p) { p.header.world = 0; }},
+      {"worker", ADDEND_REFUSAL_CONTRIBUTORS, [](Packet& p) { p.header.worker = 1; }},
+      {"worker outside", ADDEND_REFUSAL_CONTRIBUTORS, [](Packet& p) { p.header.worker = 2; }},
+      {"two contributors", ADDEND_REFUSAL_CONTRIBUTORS,
+       [](Packet& p) { p.header.contributors = 3; }},
+      {"count", ADDEND_REFUSAL_CONTRIBUTORS, [](Packet& p) { p.header.count = 2; }},
+      {"slot below", ADDEND_REFUSAL_SLOT, [](Packet& p) { p.header.slot = 3; }},
+      {"slot above", ADDEND_REFUSAL_SLOT, [](Packet& p) { p.header.slot = 6; }},
+      {"turn", ADDEND_REFUSAL_TURN, [](Packet& p) { p.header.turn = 1; }},
+  };
+  start(job_of(2));
+  for (const Bend& bend : bends) {
+    Packet bent = packet(0, 0, 50);
+    bend.apply(bent);
+    const uint64_t before = slots_->counters().refused[bend.refusal];
+    const Outcome outcome = deliver(*slots_, bent, now_);
+    EXPECT_EQ(outcome.refusal, bend.refusal) << bend.what;
+    EXPECT_EQ(outcome.reply.audience, Audience::kNobody) << bend.what;
+    EXPECT_EQ(slots_->counters().refused[bend.refusal], before + 1) << bend.what;
+  }
+  (void)send(0, 0, 1);
+  EXPECT_EQ(sum(send(1, 0, 1)), 2);
+}
+
+TEST(SlotsCreate, RefusesWhatCannotBeAJob) {
+  const auto refused = [](const std::function<void(SlotsOptions&)>& bend) {
+    SlotsOptions options = job_of(2);
+    bend(options);
+    return !Slots::create(options).has_value();
+  };
+  EXPECT_TRUE(refused([](SlotsOptions& o) { o.world = 0; }));
+  EXPECT_TRUE(refused([](SlotsOptions& o) { o.world = 65; }));
+  EXPECT_TRUE(refused([](SlotsOptions& o) { o.slots = 0; }));
+  EXPECT_TRUE(refused([](SlotsOptions& o) { o.first_slot = 65535; }));
+  EXPECT_TRUE(refused([](SlotsOptions& o) { o.payload_bytes = 12; }));
+  EXPECT_TRUE(refused([](SlotsOptions& o) { o.payload_bytes = 8840; }));
+  EXPECT_TRUE(refused([](SlotsOptions& o) { o.quorum = 3; }));
+}
+
+}  // namespace
+}  // namespace addend::aggregate

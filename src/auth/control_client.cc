@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "auth/control_client.h"
+
+#include <algorithm>
+#include <array>
+
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include "net/address.h"
+
+namespace addend::auth {
+namespace {
+
+int milliseconds_until(Deadline deadline) {
+  const auto left =
+      std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now())
+          .count();
+  return static_cast<int>(std::clamp<long long>(left, 0, 1 << 30));
+}
+
+Result<net::Descriptor> connect_tcp(const net::Address& address, Deadline deadline) {
+  net::Descriptor socket(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket) return net::io_error("cannot make a TCP socket");
+  const int on = 1;
+  setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address.raw),
+                sizeof(address.raw)) != 0 &&
+      errno != EINPROGRESS) {
+    return make_error(Errc::kUnavailable,
+                      "cannot reach " + address.to_string() + ": " + std::strerror(errno));
+  }
+  pollfd ready{socket.get(), POLLOUT, 0};
+  if (poll(&ready, 1, milliseconds_until(deadline)) <= 0) {
+    return make_error(Errc::kTimeout, address.to_string() + " did not answer in time");
+  }
+  int problem = 0;
+  socklen_t length = sizeof(problem);
+  getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &problem, &length);
+  if (problem != 0) {
+    return make_error(Errc::kUnavailable,
+                      "cannot reach " + address.to_string() + ": " + std::strerror(problem));
+  }
+  return socket;
+}
+
+Credentials credentials_of(const ServiceAccess& access) {
+  Credentials credentials{access.identity, Secret(access.key.bytes), std::nullopt};
+  if (!access.certificates.authority.empty()) {
+    credentials.certificates = CertificateFiles{
+        access.certificates.authority, access.certificates.certificate, access.certificates.key};
+  }
+  return credentials;
+}
+
+}  // namespace
+
+ControlClient::ControlClient(TlsContext context, net::Descriptor socket, TlsStream stream)
+    : context_(std::move(context)), socket_(std::move(socket)), stream_(std::move(stream)) {}
+
+Result<std::unique_ptr<ControlClient>> ControlClient::connect(const ServiceAccess& access,
+                                                              Deadline deadline) {
+  if (access.certificates.authority.empty() && !access.key.is_set()) {
+    return make_error(Errc::kInvalidArgument, "the service needs a key or certificates");
+  }
+  const auto address = net::resolve(access.aggregator);
+  if (!address) return address.error();
+  auto context = TlsContext::client(credentials_of(access), net::host_of(access.aggregator));
+  if (!context) return context.error();
+  auto socket = connect_tcp(*address, deadline);
+  if (!socket) return socket.error();
+  auto stream = TlsStream::create(*context, socket->get(), TlsStream::Side::kClient);
+  if (!stream) return stream.error();
+  std::unique_ptr<ControlClient> client(
+      new ControlClient(*std::move(context), *std::move(socket), *std::move(stream)));
+  while (true) {
+    const Progress progress = client->stream_.handshake();
+    if (progress == Progress::kDone) return client;
+    if (progress == Progress::kClosed || progress == Progress::kFailed) {
+      return make_error(Errc::kUnavailable, "the server at " + address->to_string() +
+                                                " did not accept '" + access.identity +
+                                                "': " + client->stream_.problem());
+    }
+    ADDEND_TRY(client->wait(progress, deadline));
+  }
+}
+
+Status ControlClient::wait(Progress progress, Deadline deadline) {
+  if (progress == Progress::kClosed || progress == Progress::kFailed) {
+    return make_error(Errc::kUnavailable, "the server closed the connection");
+  }
+  const short events = progress == Progress::kWantWrite ? POLLOUT : POLLIN;
+  pollfd ready{socket_.get(), events, 0};
+  const int count = poll(&ready, 1, milliseconds_until(deadline));
+  if (count < 0 && errno != EINTR) return net::io_error("poll");
+  if (count == 0) return make_error(Errc::kTimeout, "the server did not answer in time");
+  return {};
+}
+
+Status ControlClient::flush(Deadline deadline) {
+  std::size_t sent = 0;
+  while (sent < out_.size()) {
+    std::size_t bytes = 0;
+    const Progress progress = stream_.write(std::span(out_).subspan(sent), bytes);
+    sent += bytes;
+    if (progress != Progress::kDone) ADDEND_TRY(wait(progress, deadline));
+  }
+  out_.clear();
+  return {};
+}
+
+Result<net::ControlMessage> ControlClient::receive(Deadline deadline) {
+  in_.erase(in_.begin(), in_.begin() + static_cast<std::ptrdiff_t>(taken_));
+  taken_ = 0;
+  while (true) {
+    net::ControlMessage message;
+    const auto taken = net::parse_control(in_, message);
+    if (!taken) return taken.error();
+    taken_ = *taken;
+    if (taken_ > 0 && message.type != ADDEND_CONTROL_FAILED) return message;
+    if (taken_ > 0) {
+      const auto failed = message.as<addend_control_failed>();
+      const bool known = failed.code >= 1 && failed.code <= 10;
+      return make_error(known ? static_cast<Errc>(failed.code) : Errc::kUnavailable,
+                        net::get_text(failed.text));
+    }
+    std::array<uint8_t, 16384> bytes;
+    std::size_t count = 0;
+    const Progress progress = stream_.read(bytes, count);
+    in_.insert(in_.end(), bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(count));
+    if (progress != Progress::kDone) ADDEND_TRY(wait(progress, deadline));
+  }
+}
+
+}  // namespace addend::auth

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "reduce/service/chunks.h"
+
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace addend::service_client {
+namespace {
+
+TEST(Chunks, CoverEveryLaneOfEveryPlaneOnceAndInOrder) {
+  for (uint64_t lanes : {0, 1, 7, 176, 352, 353, 704, 705, 5000}) {
+    std::vector<uint8_t> data(lanes * 8 + 8), sums(lanes * 2 + 2);
+    for (std::size_t op = 0; op < kOpCount; ++op) {
+      Round round;
+      round.add({static_cast<Op>(op), lanes, data.data(), nullptr, sums.data()});
+      round.add({Op::kOrU64, 3, data.data(), nullptr, nullptr});
+      const Chunks chunks(round, 1408);
+      uint64_t next = 0, i = 0;
+      for (; i < chunks.size(); ++i) {
+        const Chunk chunk = chunks.at(i);
+        if (chunk.plane != &round.planes[0]) break;
+        EXPECT_EQ(chunk.first_lane, next);
+        EXPECT_LE(chunk.contribution().size(), 1408u);
+        EXPECT_LE(chunk.sums().size(), 1408u);
+        EXPECT_GT(chunk.lanes, 0u);
+        next += chunk.lanes;
+      }
+      EXPECT_EQ(next, lanes) << op_name(static_cast<Op>(op));
+      ASSERT_EQ(i + 1, chunks.size());
+      EXPECT_EQ(chunks.at(i).lanes, 3u);
+    }
+  }
+}
+
+TEST(Chunks, APaddedTableSumStillFits) {
+  EXPECT_EQ(lanes_per_chunk(Op::kTableSumU8, 1408), 1408u);
+  EXPECT_EQ(lanes_per_chunk(Op::kTableSumU16, 1408), 704u);
+  EXPECT_EQ(lanes_per_chunk(Op::kSumI32, 1408), 352u);
+  EXPECT_EQ(lanes_per_chunk(Op::kOrU64, 8), 1u);
+}
+
+}  // namespace
+}  // namespace addend::service_client

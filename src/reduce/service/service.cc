@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+// The reducer of a worker whose planes are summed by an aggregation server.
+#include "addend/reduce.h"
+
+#ifdef ADDEND_HAVE_SERVICE
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include <poll.h>
+
+#include "base/bits.h"
+#include "net/udp_socket.h"
+#include "reduce/service/chunks.h"
+#include "reduce/service/session.h"
+#include "reduce/service/stream.h"
+
+namespace addend {
+namespace service_client {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr uint32_t kSocketBuffer = 8u << 20;
+constexpr std::chrono::milliseconds kReconnectPause{50};
+
+uint64_t to_ns(Clock::time_point time) {
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count());
+}
+
+class ServiceReducer final : public Reducer {
+ public:
+  static Result<std::unique_ptr<Reducer>> create(const ServiceReducerOptions& options) {
+    auto any = net::resolve("", 0);
+    if (!any) return any.error();
+    auto socket = net::UdpSocket::bind(*any, kSocketBuffer);
+    if (!socket) return socket.error();
+    auto session = Session::join(options, socket->port(), {}, Clock::now() + options.join_timeout);
+    if (!session) return session.error();
+    std::unique_ptr<ServiceReducer> reducer(
+        new ServiceReducer(options, *std::move(socket), *std::move(session)));
+    ADDEND_TRY(reducer->stream_.enter(reducer->view()));
+    return std::unique_ptr<Reducer>(std::move(reducer));
+  }
+  ~ServiceReducer() override {
+    if (session_) session_->leave();
+  }
+
+  uint32_t world() const override { return options_.world; }
+  uint32_t worker() const override { return options_.worker; }
+
+  Status reduce(Round& round, Deadline deadline) override {
+    if (!broken_.empty()) return make_error(Errc::kUnavailable, broken_);
+    for (const Plane& plane : round) {
+      if ((session_->welcome().ops >> static_cast<uint32_t>(plane.op) & 1) != 0) continue;
+      return make_error(Errc::kInvalidArgument,
+                        std::string("this job does not allow ") + op_name(plane.op) +
+                            "; make it with floats, or use a codec that sends integers");
+    }
+    Status status = run(round, deadline);
+    if (!status) broken_ = "an earlier round failed: " + status.error().message;
+    return status;
+  }
+
+ private:
+  ServiceReducer(const ServiceReducerOptions& options, net::UdpSocket socket,
+                 std::unique_ptr<Session> session)
+      : options_(options),
+        socket_(std::move(socket)),
+        outbox_(socket_),
+        session_(std::move(session)),
+        payload_bytes_(session_->welcome().payload_bytes),
+        stream_(session_->welcome().slots, payload_bytes_) {}
+
+  EpochView view() const {
+    const addend_control_welcome& welcome = session_->welcome();
+    return {welcome.epoch,           welcome.boot,
+            options_.worker,         options_.world,
+            &session_->worker_key(), &session_->result_key(),
+            session_->positions()};
+  }
+
+  Status run(Round& round, Deadline deadline) {
+    std::array<uint32_t, Round::kMaxPlanes> tables{};
+    for (std::size_t p = 0; p < round.size; ++p) {
+      if (!is_table_sum(round.planes[p].op)) continue;
+      auto table = table_of(round.planes[p], deadline);
+      if (!table) return table.error();
+      tables[p] = *table;
+    }
+    const Chunks chunks(round, payload_bytes_);
+    const uint64_t first = stream_.next();
+    while (true) {
+      while (stream_.next() - first < chunks.size() && stream_.has_room()) {
+        const Chunk chunk = chunks.at(stream_.next() - first);
+        const auto plane = static_cast<std::size_t>(chunk.plane - round.planes.data());
+        stream_.add(chunk.plane->op, chunk.contribution(), tables[plane]);
+      }
+      if (stream_.next() - first == chunks.size() && stream_.outstanding() == 0) return {};
+      send();
+      ADDEND_TRY(wait(deadline));
+      ADDEND_TRY(receive(chunks, first));
+    }
+  }
+
+  // Runs of equal frames to one port go as one super-packet, whose last frame may be shorter.
+  void send() {
+    const auto frames = stream_.collect(to_ns(Clock::now()));
+    for (std::size_t i = 0; i < frames.size();) {
+      const net::Address& to = session_->aggregator(frames[i].slot);
+      pieces_.clear();
+      const std::size_t segment = frames[i].bytes.size();
+      for (; i < frames.size() && pieces_.size() < net::kMaxSegments; ++i) {
+        if (!(session_->aggregator(frames[i].slot) == to) || frames[i].bytes.size() > segment)
+          break;
+        if ((pieces_.size() + 1) * segment > net::kMaxSuperBytes) break;
+        pieces_.push_back(frames[i].bytes);
+        if (frames[i].bytes.size() < segment) {
+          ++i;
+          break;
+        }
+      }
+      outbox_.add(to, pieces_, static_cast<uint32_t>(segment));
+    }
+    outbox_.flush();
+  }
+
+  Status wait(Deadline deadline) {
+    const auto now = Clock::now();
+    if (now >= deadline) {
+      return make_error(Errc::kTimeout, "the deadline passed while waiting for the aggregator at " +
+                                            options_.access.aggregator + " or other workers");
+    }
+    const uint64_t until = std::min(to_ns(deadline), stream_.next_timeout_ns());
+    const uint64_t left = until > to_ns(now) ? until - to_ns(now) : 0;
+    const timespec pause{static_cast<time_t>(left / 1'000'000'000),
+                         static_cast<long>(left % 1'000'000'000)};
+    pollfd ready[] = {{socket_.fd(), POLLIN, 0}, {session_->fd(), POLLIN, 0}};
+    ppoll(ready, 2, &pause, nullptr);
+    if (ready[1].revents == 0) return {};
+    switch (session_->news()) {
+      case Session::News::kNone:
+        return {};
+      case Session::News::kEnded:
+        return error_of(session_->ended());
+      case Session::News::kGone:
+        return rejoin(deadline);
+    }
+    return {};
+  }
+
+  Status receive(const Chunks& chunks, uint64_t first) {
+    const uint64_t now = to_ns(Clock::now());
+    for (const net::Inbox::Datagrams& from : inbox_.receive(socket_)) {
+      for (std::size_t at = 0; at < from.bytes.size(); at += from.segment) {
+        const std::size_t bytes = std::min<std::size_t>(from.segment, from.bytes.size() - at);
+        Arrival arrival{};
+        addend_control_ended ended{};
+        switch (stream_.receive(from.bytes.subspan(at, bytes), now, arrival, ended)) {
+          case Stream::Verdict::kIgnored:
+            break;
+          case Stream::Verdict::kNotice:
+            return error_of(ended);
+          case Stream::Verdict::kArrived:
+            ADDEND_TRY(store(chunks.at(arrival.number - first), arrival));
+        }
+      }
+    }
+    return {};
+  }
+
+  Status store(const Chunk& chunk, const Arrival& arrival) {
+    const uint64_t missing = low_mask(options_.world) & ~arrival.contributors;
+    if (missing != 0) {
+      return make_error(Errc::kUnavailable, "worker " + std::to_string(std::countr_zero(missing)) +
+                                                " is missing in a sum that was closed at a quorum");
+    }
+    const std::span<uint8_t> to = chunk.sums();
+    std::memcpy(to.data(), arrival.sums.data(), to.size());
+    return {};
+  }
+
+  // The server is gone: it may come back without its memory, and all workers with it. They then
+  // agree through it on the first turn that some of them lack, and send that again.
+  Status rejoin(Deadline deadline) {
+    session_.reset();
+    Error last = make_error(Errc::kUnavailable, "the aggregator is gone");
+    while (Clock::now() < deadline) {
+      const auto patience = std::min(deadline, Clock::now() + options_.join_timeout);
+      auto session = Session::join(options_, socket_.port(), stream_.positions(), patience);
+      if (session) {
+        session_ = *std::move(session);
+        return resume(deadline);
+      }
+      last = session.error();
+      if (last.code != Errc::kUnavailable && last.code != Errc::kIo) return last;
+      std::this_thread::sleep_for(kReconnectPause);
+    }
+    return make_error(Errc::kTimeout, "the aggregator did not come back: " + last.message);
+  }
+
+  Status resume(Deadline deadline) {
+    if (session_->welcome().slots != stream_.positions().size() ||
+        session_->welcome().payload_bytes != payload_bytes_) {
+      return make_error(Errc::kMismatch, "the job has other slots now");
+    }
+    for (std::size_t i = 0; i < tables_.size(); ++i) {
+      auto number = session_->table(tables_[i], deadline);
+      if (!number) return number.error();
+      stream_.set_table(static_cast<uint32_t>(i), *number);
+    }
+    return stream_.enter(view());
+  }
+
+  // Our own number of a plane's table; numbers of the aggregator's change with the epoch.
+  Result<uint32_t> table_of(const Plane& plane, Deadline deadline) {
+    Table table{};
+    for (std::size_t i = 0; i < table.size(); ++i) {
+      table[i] = plane.op == Op::kTableSumU8 ? static_cast<const uint8_t*>(plane.table)[i]
+                                             : static_cast<const uint16_t*>(plane.table)[i];
+    }
+    const auto known = std::find(tables_.begin(), tables_.end(), table);
+    if (known != tables_.end()) return static_cast<uint32_t>(known - tables_.begin());
+    if (tables_.size() == ADDEND_MAX_JOB_TABLES) {
+      return make_error(Errc::kCapacity, "a job has at most 16 tables");
+    }
+    auto number = session_->table(table, deadline);
+    if (!number) return number.error();
+    tables_.push_back(table);
+    stream_.set_table(static_cast<uint32_t>(tables_.size() - 1), *number);
+    return static_cast<uint32_t>(tables_.size() - 1);
+  }
+
+  ServiceReducerOptions options_;
+  net::UdpSocket socket_;
+  net::Inbox inbox_;
+  net::Outbox outbox_;
+  std::unique_ptr<Session> session_;
+  uint32_t payload_bytes_;
+  Stream stream_;
+  std::vector<Table> tables_;
+  std::vector<std::span<const uint8_t>> pieces_;
+  std::string broken_;
+};
+
+Status check(const ServiceReducerOptions& options) {
+  if (options.world == 0 || options.world > ADDEND_MAX_JOB_WORKERS) {
+    return make_error(Errc::kInvalidArgument, "the service has 1 to 64 workers a job");
+  }
+  if (options.worker >= options.world) {
+    return make_error(Errc::kInvalidArgument, "worker numbers go from 0 to world - 1");
+  }
+  return {};
+}
+
+}  // namespace
+}  // namespace service_client
+
+bool has_service() { return true; }
+
+Result<std::unique_ptr<Reducer>> create_service_reducer(const ServiceReducerOptions& options) {
+  ADDEND_TRY(service_client::check(options));
+  return service_client::ServiceReducer::create(options);
+}
+
+}  // namespace addend
+
+#else
+
+namespace addend {
+
+bool has_service() { return false; }
+Result<std::unique_ptr<Reducer>> create_service_reducer(const ServiceReducerOptions&) {
+  return make_error(Errc::kUnsupported,
+                    "this build has no aggregation service; install libssl-dev and "
+                    "libcpp-httplib-dev and build again");
+}
+
+}  // namespace addend
+
+#endif

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "reduce/service/session.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include <openssl/crypto.h>
+
+#include "wire/frame.h"
+
+namespace addend::service_client {
+namespace {
+
+addend_control_join join_message(const ServiceReducerOptions& options, uint16_t udp_port,
+                                 std::size_t positions) {
+  addend_control_join join{};
+  net::put_text(join.job.name, options.job);
+  join.job.world = options.world;
+  join.job.slots = options.slots;
+  join.job.payload_bytes = options.payload_bytes;
+  join.job.quorum = options.quorum;
+  join.job.patience_ns = static_cast<uint64_t>(options.patience.count());
+  join.job.flags = ADDEND_CONTROL_FLOATS;
+  join.worker = options.worker;
+  join.udp_port = udp_port;
+  join.positions = static_cast<uint32_t>(positions);
+  return join;
+}
+
+}  // namespace
+
+Error error_of(const addend_control_ended& ended) {
+  const std::string who = ended.worker == ADDEND_FRAME_EVERYONE
+                              ? "the server"
+                              : "worker " + std::to_string(ended.worker);
+  switch (ended.notice) {
+    case ADDEND_NOTICE_TIMEOUT:
+      return make_error(Errc::kTimeout, who + " did not contribute in time");
+    case ADDEND_NOTICE_MISMATCH:
+      return make_error(Errc::kMismatch, who + " brought planes of another shape");
+    default:
+      return make_error(Errc::kUnavailable, who + " left the job");
+  }
+}
+
+Result<std::unique_ptr<Session>> Session::join(const ServiceReducerOptions& options,
+                                               uint16_t udp_port,
+                                               std::span<const uint32_t> positions,
+                                               Deadline deadline) {
+  const auto server = net::resolve(options.access.aggregator);
+  if (!server) return server.error();
+  std::unique_ptr<Session> session(new Session);
+  auto control = auth::ControlClient::connect(options.access, deadline);
+  if (!control) return control.error();
+  session->control_ = *std::move(control);
+  const addend_control_join join = join_message(options, udp_port, positions.size());
+  ADDEND_TRY(session->control_->send(ADDEND_CONTROL_JOIN, join, positions, deadline));
+  while (true) {
+    const auto message = session->control_->receive(deadline);
+    if (!message) {
+      if (message.error().code != Errc::kTimeout) return message.error();
+      return make_error(Errc::kTimeout, "not all workers of job " + options.job + " came in time");
+    }
+    // The end of an epoch before ours is no news.
+    if (message->type == ADDEND_CONTROL_ENDED) continue;
+    ADDEND_TRY(session->take_welcome(*message, *server));
+    return session;
+  }
+}
+
+Status Session::take_welcome(const net::ControlMessage& message, const net::Address& server) {
+  if (message.type != ADDEND_CONTROL_WELCOME) {
+    return make_error(Errc::kMalformed, "the server answered something else than a welcome");
+  }
+  welcome_ = message.as<addend_control_welcome>();
+  positions_ = message.numbers();
+  const bool good = welcome_.slots > 0 && welcome_.slots <= ADDEND_CONTROL_MAX_SLOTS &&
+                    welcome_.payload_bytes > 0 && welcome_.payload_bytes % 8 == 0 &&
+                    welcome_.payload_bytes <= ADDEND_FRAME_MAX_PAYLOAD_BYTES &&
+                    welcome_.threads > 0 && welcome_.threads <= ADDEND_CONTROL_MAX_THREADS &&
+                    (positions_.empty() || positions_.size() == welcome_.slots);
+  if (!good) return make_error(Errc::kMalformed, "the server's welcome contradicts itself");
+  for (uint32_t t = 0; t < welcome_.threads; ++t) {
+    net::Address address = server;
+    address.set_port(welcome_.port[t]);
+    aggregators_.push_back(address);
+  }
+  const auto key_from = [&](uint8_t(&bytes)[ADDEND_CONTROL_KEY_BYTES]) {
+    auto key = auth::FrameKey::create(auth::Secret(bytes), welcome_.payload_bytes);
+    OPENSSL_cleanse(bytes, sizeof(bytes));
+    return key;
+  };
+  auto worker_key = key_from(welcome_.worker_secret);
+  if (!worker_key) return worker_key.error();
+  auto result_key = key_from(welcome_.result_secret);
+  if (!result_key) return result_key.error();
+  worker_key_ = *std::move(worker_key);
+  result_key_ = *std::move(result_key);
+  return {};
+}
+
+Result<net::ControlMessage> Session::expect(addend_control_type type, Deadline deadline) {
+  while (true) {
+    auto message = control_->receive(deadline);
+    if (!message || message->type == type) return message;
+    if (message->type != ADDEND_CONTROL_ENDED) {
+      return make_error(Errc::kMalformed, "the server answered something else");
+    }
+    pending_end_ = message->as<addend_control_ended>();
+    return error_of(*pending_end_);
+  }
+}
+
+Result<uint32_t> Session::table(const Table& table, Deadline deadline) {
+  const auto known = std::find(tables_.begin(), tables_.end(), table);
+  if (known != tables_.end())
+    return table_numbers_[static_cast<std::size_t>(known - tables_.begin())];
+  addend_control_table message{};
+  std::copy(table.begin(), table.end(), message.entries);
+  ADDEND_TRY(control_->send(ADDEND_CONTROL_TABLE, message, {}, deadline));
+  const auto answer = expect(ADDEND_CONTROL_TABLE_IS, deadline);
+  if (!answer) return answer.error();
+  tables_.push_back(table);
+  table_numbers_.push_back(answer->as<addend_control_number>().number);
+  return table_numbers_.back();
+}
+
+Session::News Session::news() {
+  if (!pending_end_) {
+    const auto message = control_->receive(std::chrono::steady_clock::now());
+    if (!message) return message.error().code == Errc::kTimeout ? News::kNone : News::kGone;
+    if (message->type != ADDEND_CONTROL_ENDED) return News::kNone;
+    pending_end_ = message->as<addend_control_ended>();
+  }
+  ended_ = *pending_end_;
+  return News::kEnded;
+}
+
+void Session::leave() {
+  const Status sent = control_->send(
+      ADDEND_CONTROL_LEAVE, std::chrono::steady_clock::now() + std::chrono::milliseconds(500));
+  (void)sent;  // a server that is gone needs no goodbye
+}
+
+}  // namespace addend::service_client

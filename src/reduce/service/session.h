@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// A worker's standing with an aggregation server: joined to a job, under an epoch, with keys and
+// ports.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "addend/reduce.h"
+#include "addend/result.h"
+#include "auth/control_client.h"
+#include "auth/frame_key.h"
+#include "net/address.h"
+#include "wire/control.h"
+
+namespace addend::service_client {
+
+using Table = std::array<uint16_t, 16>;
+
+/// One thread at a time.
+class Session {
+ public:
+  /// Joins the job and waits for all workers. `positions` is empty when the worker starts anew.
+  static Result<std::unique_ptr<Session>> join(const ServiceReducerOptions& options,
+                                               uint16_t udp_port,
+                                               std::span<const uint32_t> positions,
+                                               Deadline deadline);
+
+  const addend_control_welcome& welcome() const { return welcome_; }
+  /// Where each slot begins under this epoch; empty if all workers start anew.
+  std::span<const uint32_t> positions() const { return positions_; }
+  const auth::FrameKey& worker_key() const { return worker_key_; }
+  const auth::FrameKey& result_key() const { return result_key_; }
+  /// The data thread that has this slot.
+  const net::Address& aggregator(uint32_t slot) const {
+    return aggregators_[uint64_t{slot} * welcome_.threads / welcome_.slots];
+  }
+
+  /// The number of a table in this epoch; asks the server the first time.
+  Result<uint32_t> table(const Table& table, Deadline deadline);
+
+  enum class News : uint8_t { kNone, kEnded, kGone };
+  /// What the server has said meanwhile, without waiting: nothing, that the epoch is over (see
+  /// ended()), or that it is not there any more.
+  News news();
+  const addend_control_ended& ended() const { return ended_; }
+  int fd() const { return control_->fd(); }
+  /// Says goodbye.
+  void leave();
+
+ private:
+  Session() = default;
+  Status take_welcome(const net::ControlMessage& message, const net::Address& server);
+  Result<net::ControlMessage> expect(addend_control_type type, Deadline deadline);
+
+  std::unique_ptr<auth::ControlClient> control_;
+  addend_control_welcome welcome_{};
+  std::vector<uint32_t> positions_;
+  auth::FrameKey worker_key_, result_key_;
+  std::vector<net::Address> aggregators_;
+  std::vector<Table> tables_;
+  std::vector<uint32_t> table_numbers_;
+  std::optional<addend_control_ended> pending_end_;
+  addend_control_ended ended_{};
+};
+
+/// The error that a notice stands for.
+Error error_of(const addend_control_ended& ended);
+
+}  // namespace addend::service_client

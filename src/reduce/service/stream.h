@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// A worker's slots over time: what was contributed, what came back, what to send again. A stream of
+// chunks goes round and round the slots; it goes on across rounds, and across epochs when the
+// aggregator has lost its memory. No sockets, no clock.
+//
+// A chunk's place in the stream is its number from 0; chunk n uses slot n mod slots, for that
+// slot's (n / slots)th time: its position. Under an epoch that began where the slot was at position
+// b, position p is turn p - b.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "addend/plane.h"
+#include "addend/result.h"
+#include "auth/frame_key.h"
+#include "reduce/service/pace.h"
+#include "wire/control.h"
+#include "wire/frame.h"
+
+namespace addend::service_client {
+
+/// What a stream has to know of an epoch. The keys must outlive its use.
+struct EpochView {
+  uint32_t epoch = 0, boot = 0;
+  uint32_t worker = 0, world = 1;
+  const auth::FrameKey* worker_key = nullptr;
+  const auth::FrameKey* result_key = nullptr;
+  std::span<const uint32_t> positions;  ///< where each slot begins; empty: at 0
+};
+
+/// What came back for a chunk.
+struct Arrival {
+  uint64_t number;
+  std::span<const uint8_t> sums;
+  uint64_t contributors;
+};
+
+/// One thread at a time.
+class Stream {
+ public:
+  Stream(uint32_t slots, uint32_t payload_bytes);
+
+  /// Begins, or goes on, under an epoch. kUnavailable if the workers cannot go on from where they
+  /// are.
+  Status enter(const EpochView& view);
+
+  /// The number of the next chunk.
+  uint64_t next() const { return next_; }
+  /// Whether the window has room for it, and its slot is free.
+  bool has_room();
+  /// Adds a chunk's contribution; it is sent with the next collect. `table` is the caller's number
+  /// of a table (see set_table). REQUIRES: has_room().
+  void add(Op op, std::span<const uint8_t> contribution, uint32_t table);
+  /// What the aggregator calls the caller's table in this epoch.
+  void set_table(uint32_t table, uint32_t number) { table_numbers_[table] = number; }
+
+  /// Frames to send now: new ones, and old ones that seem lost. They belong to the stream and stay
+  /// until its next call. All frames are whole and tagged.
+  struct Frame {
+    uint32_t slot;
+    std::span<const uint8_t> bytes;
+  };
+  std::span<const Frame> collect(uint64_t now_ns);
+  /// When collect may have something to send again.
+  uint64_t next_timeout_ns() const;
+
+  enum class Verdict : uint8_t { kIgnored, kArrived, kNotice };
+  /// A datagram from the aggregator. kArrived fills `arrival`, kNotice fills `ended`.
+  Verdict receive(std::span<const uint8_t> datagram, uint64_t now_ns, Arrival& arrival,
+                  addend_control_ended& ended);
+
+  /// Turns that have not come back, to us or to others.
+  uint64_t outstanding() const { return outstanding_; }
+  /// Turns done in each slot: where this worker is, for a server that starts anew.
+  std::span<const uint32_t> positions() const { return positions_; }
+  uint64_t resent() const { return resent_; }
+
+ private:
+  static constexpr uint64_t kNobody = ~uint64_t{0};
+
+  // What a slot is waiting for, and both of its last contributions: after the aggregator has lost
+  // its memory, a worker that is one turn behind needs the one before from everybody.
+  struct Slot {
+    uint64_t waiting = kNobody;  // number of the chunk that has not come back
+    bool again = false;          // first the turn before, which came back, but not to everybody
+    uint32_t tries = 0;          // of what is in flight
+    uint64_t sent_ns = 0, order = 0;
+    std::array<uint16_t, 2> length{};
+    std::array<uint8_t, 2> op{}, table{};
+
+    bool busy() const { return again || waiting != kNobody; }
+  };
+
+  uint8_t* frame(uint32_t slot, uint32_t position) {
+    return frames_.data() + (uint64_t{slot} * 2 + position % 2) * frame_bytes_;
+  }
+  /// The turn in flight, or the next one, as a position.
+  uint32_t position_of(uint32_t slot) const {
+    return positions_[slot] - (states_[slot].again ? 1 : 0);
+  }
+  void send(uint32_t slot, uint64_t now_ns);
+  void send_lost(uint64_t now_ns);
+  void send_after_timeout(uint64_t now_ns);
+  void advance_lowest();
+  bool authentic(std::span<const uint8_t> datagram, addend_frame_header& header) const;
+  bool answers(const addend_frame_header& header) const;
+  Verdict accept(const addend_frame_header& header, std::span<const uint8_t> sums, uint64_t now_ns,
+                 Arrival& arrival);
+
+  uint32_t slots_, payload_bytes_;
+  std::size_t frame_bytes_;
+  std::vector<uint8_t> frames_;
+  std::vector<Slot> states_;
+  std::vector<uint32_t> positions_, bases_;
+  std::array<uint32_t, ADDEND_MAX_JOB_TABLES> table_numbers_{};
+  EpochView view_;
+  Pace pace_;
+
+  uint64_t next_ = 0;
+  uint64_t lowest_ = 0;                   // every chunk below has come back
+  uint64_t outstanding_ = 0;              // slots in flight, those of `again` included
+  uint64_t order_ = 0, latest_back_ = 0;  // order of sending; the latest one that came back
+  uint64_t progress_ns_ = 0;
+  uint64_t resent_ = 0;
+  std::vector<uint32_t> fresh_;  // slots to send for the first time
+  std::vector<uint64_t> probes_;
+  std::vector<Frame> out_;
+};
+
+}  // namespace addend::service_client

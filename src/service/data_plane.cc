@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "service/data_plane.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "net/udp_socket.h"
+
+namespace addend::service {
+namespace {
+
+constexpr uint64_t kSecondNs = 1'000'000'000;
+// A worker may send this long a burst of its granted rate at once.
+constexpr uint64_t kBurstNs = kSecondNs / 10;
+
+}  // namespace
+
+DataPlane::DataPlane(FrameSink& sink)
+    : sink_(sink), super_(net::kMaxSuperBytes), singles_(net::kMaxSuperBytes) {}
+
+void DataPlane::add(std::shared_ptr<const JobEpoch> job, aggregate::Slots slots) {
+  const uint32_t epoch = job->slots.epoch;
+  if (job->slots.patience_ns > 0) ++patient_jobs_;
+  parts_.emplace(epoch, Part{std::move(job), std::move(slots), {}, {}});
+  latest_ = nullptr;
+}
+
+void DataPlane::set_table(uint32_t epoch, uint32_t number, const aggregate::Table& table) {
+  if (Part* part = find(epoch)) part->slots.set_table(number, table);
+}
+
+void DataPlane::end(uint32_t epoch, addend_notice why, uint32_t worker) {
+  Part* part = find(epoch);
+  if (part == nullptr || part->slots.ended()) return;
+  aggregate::Reply reply;
+  part->slots.end(why, worker, reply);
+  reply_to_everyone(*part, reply);
+  flush();
+}
+
+void DataPlane::remove(uint32_t epoch) {
+  const Part* part = find(epoch);
+  if (part == nullptr) return;
+  flush();
+  if (part->job->slots.patience_ns > 0) --patient_jobs_;
+  parts_.erase(epoch);
+  latest_ = nullptr;
+}
+
+DataPlane::Part* DataPlane::find(uint32_t epoch) {
+  if (latest_ != nullptr && latest_->job->slots.epoch == epoch) return latest_;
+  const auto found = parts_.find(epoch);
+  if (found == parts_.end()) return nullptr;
+  latest_ = &found->second;
+  return latest_;
+}
+
+void DataPlane::receive(const net::Address& from, std::span<const uint8_t> datagram,
+                        uint64_t now_ns) {
+  ++status_.packets;
+  status_.bytes += datagram.size();
+  addend_frame_header wire;
+  if (datagram.size() < sizeof(wire)) {
+    ++status_.refused[ADDEND_REFUSAL_TRUNCATED];
+    return;
+  }
+  std::memcpy(&wire, datagram.data(), sizeof(wire));
+  addend_frame_header header = wire;
+  addend_frame_swap(&header);
+  const auto bytes = static_cast<uint32_t>(datagram.size());
+  const addend_refusal malformed = addend_contribution_check(&header, bytes);
+  Part* part = malformed == ADDEND_REFUSAL_NONE ? find(header.epoch) : nullptr;
+  if (part == nullptr) {
+    ++status_.refused[malformed == ADDEND_REFUSAL_NONE ? ADDEND_REFUSAL_EPOCH : malformed];
+    return;
+  }
+  const auto payload = datagram.subspan(sizeof(wire));
+  const addend_refusal refusal = admit(*part, wire, header, from, payload, now_ns);
+  if (refusal != ADDEND_REFUSAL_NONE) {
+    ++part->refused[refusal];
+    return;
+  }
+  const aggregate::Outcome outcome = part->slots.handle(header, payload.data(), bytes, now_ns);
+  if (outcome.refusal == ADDEND_REFUSAL_MISMATCH) note_end(outcome.reply);
+  reply(*part, header.worker, outcome.reply);
+}
+
+// Cheap checks first, so that a flood of forgeries costs little; nothing is remembered of a frame
+// that does not pass them all.
+addend_refusal DataPlane::admit(Part& part, const addend_frame_header& wire,
+                                const addend_frame_header& header, const net::Address& from,
+                                std::span<const uint8_t> payload, uint64_t now_ns) const {
+  const JobEpoch& job = *part.job;
+  if (header.world != job.slots.world) return ADDEND_REFUSAL_WORLD;
+  if (payload.size() > job.slots.payload_bytes) return ADDEND_REFUSAL_LENGTH;
+  if (!(job.workers[header.worker] == from)) return ADDEND_REFUSAL_SOURCE;
+  if (job.packets_per_s > 0) {
+    uint64_t& from_ns = part.allowed_from_ns[header.worker];
+    if (from_ns > now_ns + kBurstNs) return ADDEND_REFUSAL_RATE;
+    from_ns = std::max(from_ns, now_ns) + kSecondNs / job.packets_per_s;
+  }
+  if (!job.worker_keys[header.worker].verify(wire, payload)) return ADDEND_REFUSAL_TAG;
+  return ADDEND_REFUSAL_NONE;
+}
+
+void DataPlane::note_end(const aggregate::Reply& reply) { ended_.push_back(reply.header); }
+
+void DataPlane::expire(uint64_t now_ns) {
+  for (auto& [epoch, part] : parts_) {
+    aggregate::Reply reply;
+    while (part.slots.expire(now_ns, reply)) {
+      if (reply.header.kind == ADDEND_FRAME_NOTICE) note_end(reply);
+      reply_to_everyone(part, reply);
+    }
+  }
+}
+
+void DataPlane::reply(Part& part, uint32_t sender, const aggregate::Reply& reply) {
+  switch (reply.audience) {
+    case aggregate::Audience::kNobody:
+      return;
+    case aggregate::Audience::kSender:
+      return reply_to_one(part, sender, reply);
+    case aggregate::Audience::kEveryone:
+      return reply_to_everyone(part, reply);
+  }
+}
+
+std::size_t DataPlane::write_frame(const Part& part, const aggregate::Reply& reply,
+                                   uint8_t* to) const {
+  addend_frame_header wire = reply.header;
+  addend_frame_swap(&wire);
+  wire.tag = addend_be64(part.job->result_key.tag(wire, reply.payload));
+  std::memcpy(to, &wire, sizeof(wire));
+  if (!reply.payload.empty()) {
+    std::memcpy(to + sizeof(wire), reply.payload.data(), reply.payload.size());
+  }
+  return sizeof(wire) + reply.payload.size();
+}
+
+// Results of equal length line up in one super-packet; another length or another job starts anew.
+void DataPlane::reply_to_everyone(Part& part, const aggregate::Reply& reply) {
+  const std::size_t bytes = ADDEND_FRAME_HEADER_BYTES + reply.payload.size();
+  if (super_part_ != &part || bytes != super_segment_ || super_bytes_ + bytes > super_.size() ||
+      super_bytes_ >= super_segment_ * net::kMaxSegments) {
+    flush_super();
+    super_part_ = &part;
+    super_segment_ = bytes;
+  }
+  super_bytes_ += write_frame(part, reply, super_.data() + super_bytes_);
+}
+
+void DataPlane::reply_to_one(Part& part, uint32_t worker, const aggregate::Reply& reply) {
+  const std::size_t bytes = ADDEND_FRAME_HEADER_BYTES + reply.payload.size();
+  if (single_bytes_ + bytes > singles_.size()) flush();
+  uint8_t* frame = singles_.data() + single_bytes_;
+  single_bytes_ += write_frame(part, reply, frame);
+  sink_.send(part.job->workers[worker], {frame, bytes}, static_cast<uint32_t>(bytes));
+  ++status_.sent_packets;
+  status_.sent_bytes += bytes;
+}
+
+void DataPlane::flush_super() {
+  if (super_bytes_ == 0) return;
+  for (const net::Address& worker : super_part_->job->workers) {
+    if (!worker.known()) continue;
+    sink_.send(worker, {super_.data(), super_bytes_}, static_cast<uint32_t>(super_segment_));
+    status_.sent_packets += super_bytes_ / super_segment_;
+    status_.sent_bytes += super_bytes_;
+  }
+  sink_.flush();
+  // The sink had the single replies as well.
+  super_bytes_ = single_bytes_ = 0;
+}
+
+void DataPlane::flush() {
+  flush_super();
+  if (single_bytes_ > 0) sink_.flush();
+  single_bytes_ = 0;
+  super_part_ = nullptr;
+}
+
+PlaneStatus DataPlane::status() const {
+  PlaneStatus status = status_;
+  for (const auto& [epoch, part] : parts_) {
+    EpochStatus one{epoch, part.slots.counters(), part.slots.ended(), part.slots.notice_header(),
+                    part.slots.memory_bytes()};
+    for (std::size_t i = 0; i < ADDEND_REFUSAL_COUNT; ++i)
+      one.counters.refused[i] += part.refused[i];
+    status.epochs.push_back(one);
+  }
+  return status;
+}
+
+}  // namespace addend::service

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// One thread's share of the data plane: finds a datagram's job, checks that it is who it says, lets
+// the job's slots decide, and packs the replies. No sockets, no clock: see DataThread.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "aggregate/slots.h"
+#include "auth/frame_key.h"
+#include "net/address.h"
+
+namespace addend::service {
+
+/// What all threads know of one job's epoch; immutable, so they share it.
+struct JobEpoch {
+  aggregate::SlotsOptions slots;            ///< of the whole job
+  std::vector<auth::FrameKey> worker_keys;  ///< of contributions, by worker
+  auth::FrameKey result_key;
+  std::vector<net::Address> workers;  ///< where each worker sends from, and gets its replies
+  uint32_t packets_per_s = 0;         ///< granted to each worker in each thread; 0: no limit
+};
+
+/// Where replies go. The bytes stay valid until flush returns.
+class FrameSink {
+ public:
+  virtual ~FrameSink() = default;
+  virtual void send(const net::Address& to, std::span<const uint8_t> bytes, uint32_t segment) = 0;
+  virtual void flush() = 0;
+};
+
+struct EpochStatus {
+  uint32_t epoch = 0;
+  aggregate::Counters counters;  ///< refusals of this page included
+  bool ended = false;
+  addend_frame_header notice{};  ///< why, if ended
+  uint64_t memory_bytes = 0;
+};
+
+struct PlaneStatus {
+  uint64_t packets = 0, bytes = 0;                       ///< received
+  uint64_t sent_packets = 0, sent_bytes = 0;             ///< replies, counted per worker
+  std::array<uint64_t, ADDEND_REFUSAL_COUNT> refused{};  ///< of no job that we know
+  std::vector<EpochStatus> epochs;
+};
+
+/// One thread at a time.
+class DataPlane {
+ public:
+  explicit DataPlane(FrameSink& sink);
+
+  /// REQUIRES: no epoch of that number is here.
+  void add(std::shared_ptr<const JobEpoch> job, aggregate::Slots slots);
+  void set_table(uint32_t epoch, uint32_t number, const aggregate::Table& table);
+  /// Ends an epoch, and tells its workers.
+  void end(uint32_t epoch, addend_notice why, uint32_t worker);
+  void remove(uint32_t epoch);
+
+  /// One datagram. Any bytes are safe; replies wait for flush, or for a full buffer.
+  void receive(const net::Address& from, std::span<const uint8_t> datagram, uint64_t now_ns);
+  /// Turns whose patience is over. To be called every millisecond or so.
+  void expire(uint64_t now_ns);
+  void flush();
+
+  /// Epochs that ended by themselves (a turn that timed out, a mismatch) since the last call.
+  std::vector<addend_frame_header> take_ended() { return std::exchange(ended_, {}); }
+  /// Whether some job has patience, so that expire has something to watch.
+  bool watches_time() const { return patient_jobs_ > 0; }
+  PlaneStatus status() const;
+
+ private:
+  struct Part {
+    std::shared_ptr<const JobEpoch> job;
+    aggregate::Slots slots;
+    std::array<uint64_t, ADDEND_REFUSAL_COUNT> refused{};  // before the slots saw the frame
+    std::array<uint64_t, ADDEND_MAX_JOB_WORKERS> allowed_from_ns{};
+  };
+
+  Part* find(uint32_t epoch);
+  addend_refusal admit(Part& part, const addend_frame_header& wire,
+                       const addend_frame_header& header, const net::Address& from,
+                       std::span<const uint8_t> payload, uint64_t now_ns) const;
+  void reply(Part& part, uint32_t sender, const aggregate::Reply& reply);
+  void reply_to_everyone(Part& part, const aggregate::Reply& reply);
+  void reply_to_one(Part& part, uint32_t worker, const aggregate::Reply& reply);
+  std::size_t write_frame(const Part& part, const aggregate::Reply& reply, uint8_t* to) const;
+  void flush_super();
+  void note_end(const aggregate::Reply& reply);
+
+  FrameSink& sink_;
+  std::unordered_map<uint32_t, Part> parts_;
+  Part* latest_ = nullptr;  // most datagrams are of the same job as the one before
+  uint32_t patient_jobs_ = 0;
+  PlaneStatus status_;
+  std::vector<addend_frame_header> ended_;
+
+  // Results of one job that wait to be sent to all its workers in one go.
+  std::vector<uint8_t> super_;
+  std::size_t super_bytes_ = 0, super_segment_ = 0;
+  Part* super_part_ = nullptr;
+  // Replies to single workers that wait for the next flush.
+  std::vector<uint8_t> singles_;
+  std::size_t single_bytes_ = 0;
+};
+
+}  // namespace addend::service

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the data plane does with datagrams: who is let in, who is answered, and with what bytes.
+#include "service/data_plane.h"
+
+#include <cstring>
+#include <map>
+#include <string>
+
+#include "gtest/gtest.h"
+#include "net/udp_socket.h"
+#include "tests/support/frames.h"
+
+namespace addend::service {
+namespace {
+
+using testing_support::contribution;
+using testing_support::Packet;
+
+constexpr uint32_t kWorld = 3;
+
+class Sent final : public FrameSink {
+ public:
+  void send(const net::Address& to, std::span<const uint8_t> bytes, uint32_t segment) override {
+    for (std::size_t at = 0; at < bytes.size(); at += segment) {
+      const auto one = bytes.subspan(at, std::min<std::size_t>(segment, bytes.size() - at));
+      frames[to.to_string()].emplace_back(one.begin(), one.end());
+    }
+    ++messages;
+  }
+  void flush() override {}
+  std::map<std::string, std::vector<std::vector<uint8_t>>> frames;
+  uint32_t messages = 0;
+};
+
+net::Address address_of(uint32_t worker) {
+  return *net::resolve("10.0.0.1", static_cast<uint16_t>(7000 + worker));
+}
+
+auth::Secret job_secret() {
+  std::array<uint8_t, auth::Secret::kBytes> bytes;
+  bytes.fill(5);
+  return auth::Secret{std::span<const uint8_t, auth::Secret::kBytes>(bytes)};
+}
+
+class DataPlaneTest : public ::testing::Test {
+ protected:
+  void start(uint32_t epoch = 42, uint32_t packets_per_s = 0, uint64_t patience_ns = 0) {
+    aggregate::SlotsOptions options;
+    options.epoch = epoch;
+    options.boot = 9;
+    options.world = kWorld;
+    options.slots = 64;
+    options.payload_bytes = 64;
+    options.ops = 1u << ADDEND_OP_SUM_I32;
+    options.patience_ns = patience_ns;
+    std::vector<auth::FrameKey> keys;
+    std::vector<net::Address> workers;
+    for (uint32_t w = 0; w < kWorld; ++w) {
+      keys.push_back(*auth::FrameKey::create(*auth::derive_secret(job_secret(), "worker", w), 64));
+      workers.push_back(address_of(w));
+    }
+    auto result_key = auth::FrameKey::create(*auth::derive_secret(job_secret(), "result", 0), 64);
+    job_ = std::make_shared<JobEpoch>(JobEpoch{options, std::move(keys), *std::move(result_key),
+                                               std::move(workers), packets_per_s});
+    plane_.add(job_, *aggregate::Slots::create(options));
+  }
+
+  std::vector<uint8_t> frame(const Packet& packet) {
+    addend_frame_header wire = packet.header;
+    addend_frame_swap(&wire);
+    wire.tag = addend_be64(job_->worker_keys[packet.header.worker].tag(wire, packet.payload));
+    std::vector<uint8_t> bytes(packet.bytes());
+    std::memcpy(bytes.data(), &wire, sizeof(wire));
+    std::memcpy(bytes.data() + sizeof(wire), packet.payload.data(), packet.payload.size());
+    return bytes;
+  }
+  std::vector<uint8_t> frame(uint32_t worker, uint32_t slot, uint32_t turn, uint8_t value) {
+    return frame(contribution(job_->slots, worker, slot, turn, Op::kSumI32, {value, 0, 0, 0}));
+  }
+  void receive(uint32_t worker, const std::vector<uint8_t>& bytes) {
+    plane_.receive(address_of(worker), bytes, now_);
+  }
+  const std::vector<std::vector<uint8_t>>& replies(uint32_t worker) {
+    plane_.flush();
+    return sent_.frames[address_of(worker).to_string()];
+  }
+  uint64_t refused(addend_refusal why) {
+    const PlaneStatus status = plane_.status();
+    uint64_t count = status.refused[why];
+    for (const EpochStatus& epoch : status.epochs)
+      count += epoch.counters.refused[why];
+    return count;
+  }
+  std::size_t all_replies() {
+    plane_.flush();
+    std::size_t count = 0;
+    for (const auto& [to, frames] : sent_.frames)
+      count += frames.size();
+    return count;
+  }
+
+  Sent sent_;
+  DataPlane plane_{sent_};
+  std::shared_ptr<JobEpoch> job_;
+  uint64_t now_ = 1'000'000'000;
+};
+
+TEST_F(DataPlaneTest, EveryWorkerGetsTheSameAuthenticResult) {
+  start();
+  for (uint32_t w = 0; w < kWorld; ++w)
+    receive(w, frame(w, 7, 0, static_cast<uint8_t>(w + 1)));
+  for (uint32_t w = 0; w < kWorld; ++w) {
+    ASSERT_EQ(replies(w).size(), 1u);
+    EXPECT_EQ(replies(w)[0], replies(0)[0]);
+  }
+  const std::vector<uint8_t>& bytes = replies(0)[0];
+  addend_frame_header wire;
+  std::memcpy(&wire, bytes.data(), sizeof(wire));
+  const auto payload = std::span<const uint8_t>(bytes).subspan(sizeof(wire));
+  EXPECT_TRUE(job_->result_key.verify(wire, payload));
+  EXPECT_EQ(payload[0], 6);
+  EXPECT_EQ(addend_be32(wire.boot), 9u);
+}
+
+TEST_F(DataPlaneTest, ResultsOfManySlotsTravelAsOneSuperPacketPerWorker) {
+  start();
+  for (uint32_t w = 0; w < kWorld; ++w) {
+    for (uint32_t slot = 0; slot < 20; ++slot)
+      receive(w, frame(w, slot, 0, 1));
+  }
+  EXPECT_EQ(replies(1).size(), 20u);
+  EXPECT_EQ(sent_.messages, kWorld);
+}
+
+TEST_F(DataPlaneTest, WhoeverIsNotAuthenticGetsNoAnswerAndChangesNothing) {
+  start();
+  std::vector<uint8_t> forged = frame(0, 0, 0, 50);
+  forged.back() ^= 1;
+  receive(0, forged);
+  EXPECT_EQ(refused(ADDEND_REFUSAL_TAG), 1u);
+  // Worker 1's key does not make worker 0's tag.
+  Packet packet = contribution(job_->slots, 1, 0, 0, Op::kSumI32, {50, 0, 0, 0});
+  std::vector<uint8_t> other = frame(packet);
+  other[14] = 0;
+  std::memset(other.data() + 24, 0, 8);
+  other[31] = 1;
+  receive(0, other);
+  EXPECT_EQ(refused(ADDEND_REFUSAL_TAG), 2u);
+  receive(1, frame(0, 0, 0, 50));
+  EXPECT_EQ(refused(ADDEND_REFUSAL_SOURCE), 1u);
+  std::vector<uint8_t> foreign = frame(0, 0, 0, 50);
+  foreign[7] ^= 1;
+  receive(0, foreign);
+  EXPECT_EQ(refused(ADDEND_REFUSAL_EPOCH), 1u);
+  receive(0, {1, 2, 3});
+  EXPECT_EQ(refused(ADDEND_REFUSAL_TRUNCATED), 1u);
+  receive(0, std::vector<uint8_t>(1500, 0x11));
+  EXPECT_EQ(refused(ADDEND_REFUSAL_MAGIC), 1u);
+  receive(0, frame(contribution(job_->slots, 0, 0, 0, Op::kSumI32, std::vector<uint8_t>(64))));
+  EXPECT_EQ(all_replies(), 0u);
+}
+
+TEST_F(DataPlaneTest, APayloadBeyondTheJobsIsRefusedBeforeItsTagIsLookedAt) {
+  start();
+  Packet packet = contribution(job_->slots, 0, 0, 0, Op::kSumI32, std::vector<uint8_t>(64));
+  std::vector<uint8_t> bytes = frame(packet);
+  bytes.resize(bytes.size() + 64);
+  bytes[19] = 128;
+  receive(0, bytes);
+  EXPECT_EQ(refused(ADDEND_REFUSAL_LENGTH), 1u);
+}
+
+TEST_F(DataPlaneTest, ARecordedTurnIsOfNoUseLater) {
+  start();
+  const std::vector<uint8_t> recorded = frame(0, 0, 0, 1);
+  for (uint32_t turn = 0; turn < 4; ++turn) {
+    for (uint32_t w = 0; w < kWorld; ++w)
+      receive(w, frame(w, 0, turn, 1));
+  }
+  const std::size_t before = all_replies();
+  receive(0, recorded);
+  EXPECT_EQ(refused(ADDEND_REFUSAL_TURN), 1u);
+  EXPECT_EQ(all_replies(), before);
+}
+
+TEST_F(DataPlaneTest, AWorkerOverItsRateIsRefusedAndOthersDoNotNotice) {
+  start(42, 1000);
+  // 100 ms worth of burst, then one a millisecond.
+  for (int i = 0; i < 500; ++i)
+    receive(0, frame(0, 0, 0, 1));
+  const uint64_t over = refused(ADDEND_REFUSAL_RATE);
+  EXPECT_GT(over, 390u);
+  EXPECT_LT(over, 400u);
+  receive(1, frame(1, 0, 0, 1));
+  EXPECT_EQ(refused(ADDEND_REFUSAL_RATE), over);
+  now_ += 10'000'000;
+  receive(0, frame(0, 0, 0, 1));
+  EXPECT_EQ(refused(ADDEND_REFUSAL_RATE), over);
+}
+
+TEST_F(DataPlaneTest, ATurnThatTimesOutEndsTheEpochAndSaysSo) {
+  start(42, 0, 1'000'000);
+  receive(0, frame(0, 0, 0, 1));
+  receive(2, frame(2, 0, 0, 1));
+  EXPECT_TRUE(plane_.watches_time());
+  plane_.expire(now_ + 999'999);
+  EXPECT_TRUE(plane_.take_ended().empty());
+  plane_.expire(now_ + 1'000'000);
+  const auto ended = plane_.take_ended();
+  ASSERT_EQ(ended.size(), 1u);
+  EXPECT_EQ(ended[0].worker, 1);
+  EXPECT_EQ(ended[0].op, ADDEND_NOTICE_TIMEOUT);
+  ASSERT_EQ(replies(1).size(), 1u);
+  EXPECT_EQ(replies(1)[0].size(), std::size_t{ADDEND_FRAME_HEADER_BYTES});
+}
+
+TEST_F(DataPlaneTest, JobsDoNotMix) {
+  start(42);
+  const auto first = job_;
+  start(43);
+  for (uint32_t w = 0; w < kWorld; ++w)
+    receive(w, frame(w, 0, 0, 1));
+  EXPECT_EQ(replies(0).size(), 1u);
+  plane_.remove(43);
+  receive(0, frame(0, 0, 1, 1));
+  EXPECT_EQ(refused(ADDEND_REFUSAL_EPOCH), 1u);
+  job_ = first;
+  receive(0, frame(0, 0, 0, 1));
+  EXPECT_EQ(plane_.status().epochs[0].counters.folded, 1u);
+}
+
+}  // namespace
+}  // namespace addend::service

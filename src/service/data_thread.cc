@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "service/data_thread.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include <poll.h>
+#include <sys/eventfd.h>
+
+namespace addend::service {
+namespace {
+
+constexpr uint64_t kMillisecondNs = 1'000'000;
+constexpr uint64_t kStatusEveryNs = 100 * kMillisecondNs;
+constexpr uint32_t kSocketBuffer = 8u << 20;
+
+uint64_t now_ns() {
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                   std::chrono::steady_clock::now().time_since_epoch())
+                                   .count());
+}
+
+class OutboxSink final : public FrameSink {
+ public:
+  explicit OutboxSink(const net::UdpSocket& socket) : outbox_(socket) {}
+  void send(const net::Address& to, std::span<const uint8_t> bytes, uint32_t segment) override {
+    outbox_.add(to, bytes, segment);
+  }
+  void flush() override { outbox_.flush(); }
+  uint64_t dropped() const { return outbox_.dropped(); }
+
+ private:
+  net::Outbox outbox_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<DataThread>> DataThread::start(const net::Address& address,
+                                                      OnEnded on_ended) {
+  auto socket = net::UdpSocket::bind(address, kSocketBuffer);
+  if (!socket) return socket.error();
+  net::Descriptor wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake) return net::io_error("eventfd");
+  std::unique_ptr<DataThread> thread(
+      new DataThread(*std::move(socket), std::move(wake), std::move(on_ended)));
+  thread->thread_ = std::thread(&DataThread::run, thread.get());
+  return thread;
+}
+
+DataThread::DataThread(net::UdpSocket socket, net::Descriptor wake, OnEnded on_ended)
+    : socket_(std::move(socket)), wake_(std::move(wake)), on_ended_(std::move(on_ended)) {}
+
+DataThread::~DataThread() {
+  stop_ = true;
+  eventfd_write(wake_.get(), 1);
+  if (thread_.joinable()) thread_.join();
+}
+
+void DataThread::post(std::function<void(DataPlane&)> work) {
+  {
+    const std::lock_guard lock(mutex_);
+    posted_.push_back(std::move(work));
+  }
+  eventfd_write(wake_.get(), 1);
+}
+
+PlaneStatus DataThread::status() const {
+  const std::lock_guard lock(mutex_);
+  return status_;
+}
+
+void DataThread::run_posted(DataPlane& plane) {
+  eventfd_t count;
+  eventfd_read(wake_.get(), &count);
+  std::vector<std::function<void(DataPlane&)>> work;
+  {
+    const std::lock_guard lock(mutex_);
+    work.swap(posted_);
+  }
+  for (const auto& one : work)
+    one(plane);
+}
+
+void DataThread::receive(DataPlane& plane, net::Inbox& inbox, uint64_t now) {
+  for (const net::Inbox::Datagrams& from : inbox.receive(socket_)) {
+    for (std::size_t at = 0; at < from.bytes.size(); at += from.segment) {
+      const std::size_t bytes = std::min<std::size_t>(from.segment, from.bytes.size() - at);
+      plane.receive(from.from, from.bytes.subspan(at, bytes), now);
+    }
+  }
+}
+
+void DataThread::run() {
+  OutboxSink sink(socket_);
+  DataPlane plane(sink);
+  net::Inbox inbox;
+  uint64_t next_expiry_ns = 0, next_status_ns = 0;
+  while (!stop_) {
+    pollfd ready[] = {{socket_.fd(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
+    poll(ready, 2, plane.watches_time() ? 1 : 100);
+    if (ready[1].revents != 0) {
+      run_posted(plane);
+      next_status_ns = 0;
+    }
+    const uint64_t now = now_ns();
+    if (ready[0].revents != 0) receive(plane, inbox, now);
+    if (now >= next_expiry_ns) {
+      plane.expire(now);
+      next_expiry_ns = now + kMillisecondNs;
+    }
+    plane.flush();
+    for (const addend_frame_header& notice : plane.take_ended())
+      on_ended_(notice);
+    if (now >= next_status_ns) {
+      PlaneStatus status = plane.status();
+      dropped_.store(sink.dropped(), std::memory_order_relaxed);
+      const std::lock_guard lock(mutex_);
+      status_ = std::move(status);
+      next_status_ns = now + kStatusEveryNs;
+    }
+  }
+}
+
+}  // namespace addend::service

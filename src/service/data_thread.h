@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// A data plane on a thread and a UDP socket of its own.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "net/udp_socket.h"
+#include "service/data_plane.h"
+
+namespace addend::service {
+
+/// Any thread may call. Work that is posted runs in order, on the thread that owns the plane.
+class DataThread {
+ public:
+  /// Called on the data thread when an epoch ends by itself.
+  using OnEnded = std::function<void(const addend_frame_header& notice)>;
+
+  static Result<std::unique_ptr<DataThread>> start(const net::Address& address, OnEnded on_ended);
+  /// Stops at once; what was posted before has run.
+  ~DataThread();
+
+  uint16_t port() const { return socket_.port(); }
+  void post(std::function<void(DataPlane&)> work);
+  /// As of the last tenth of a second.
+  PlaneStatus status() const;
+  uint64_t dropped() const { return dropped_.load(std::memory_order_relaxed); }
+
+ private:
+  DataThread(net::UdpSocket socket, net::Descriptor wake, OnEnded on_ended);
+  void run();
+  void run_posted(DataPlane& plane);
+  void receive(DataPlane& plane, net::Inbox& inbox, uint64_t now_ns);
+
+  net::UdpSocket socket_;
+  net::Descriptor wake_;
+  OnEnded on_ended_;
+  std::atomic<bool> stop_{false};
+  std::atomic<uint64_t> dropped_{0};
+  mutable std::mutex mutex_;
+  std::vector<std::function<void(DataPlane&)>> posted_;  // guarded by mutex_
+  PlaneStatus status_;                                   // guarded by mutex_
+  std::thread thread_;
+};
+
+}  // namespace addend::service

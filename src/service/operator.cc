@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an operator asks of a server.
+#include <chrono>
+#include <cstring>
+
+#include "addend/service.h"
+#include "auth/control_client.h"
+
+namespace addend {
+namespace {
+
+constexpr std::chrono::seconds kPatience{10};
+
+auth::Deadline soon() { return std::chrono::steady_clock::now() + kPatience; }
+
+Status expect_done(auth::ControlClient& client) {
+  const auto answer = client.receive(soon());
+  if (!answer) return answer.error();
+  if (answer->type == ADDEND_CONTROL_DONE) return {};
+  return make_error(Errc::kMalformed, "the server answered something else");
+}
+
+Status ask(const ServiceAccess& access, addend_control_type type, const addend_control_job& job) {
+  auto client = auth::ControlClient::connect(access, soon());
+  if (!client) return client.error();
+  ADDEND_TRY((*client)->send(type, job, {}, soon()));
+  return expect_done(**client);
+}
+
+}  // namespace
+
+Status create_job(const ServiceAccess& access, const JobOptions& options) {
+  addend_control_job job{};
+  net::put_text(job.name, options.name);
+  job.world = options.world;
+  job.slots = options.slots;
+  job.payload_bytes = options.payload_bytes;
+  job.quorum = options.quorum;
+  job.patience_ns = static_cast<uint64_t>(options.patience.count());
+  if (options.floats) job.flags |= ADDEND_CONTROL_FLOATS;
+  if (options.key.is_set()) {
+    job.flags |= ADDEND_CONTROL_OWN_KEY;
+    std::memcpy(job.key, options.key.bytes.data(), sizeof(job.key));
+  }
+  return ask(access, ADDEND_CONTROL_CREATE, job);
+}
+
+Status drain_job(const ServiceAccess& access, const std::string& name) {
+  addend_control_job job{};
+  net::put_text(job.name, name);
+  return ask(access, ADDEND_CONTROL_DRAIN, job);
+}
+
+Result<std::vector<JobInfo>> list_jobs(const ServiceAccess& access) {
+  auto client = auth::ControlClient::connect(access, soon());
+  if (!client) return client.error();
+  ADDEND_TRY((*client)->send(ADDEND_CONTROL_LIST, soon()));
+  std::vector<JobInfo> jobs;
+  while (true) {
+    const auto answer = (*client)->receive(soon());
+    if (!answer) return answer.error();
+    if (answer->type == ADDEND_CONTROL_DONE) return jobs;
+    if (answer->type != ADDEND_CONTROL_JOB) {
+      return make_error(Errc::kMalformed, "the server answered something else");
+    }
+    const auto job = answer->as<addend_control_status>();
+    jobs.push_back({net::get_text(job.tenant), net::get_text(job.name), job.epoch, job.world,
+                    job.joined, job.slots, job.turns, job.refused});
+  }
+}
+
+Result<ServiceKey> generate_service_key() {
+  auto secret = auth::random_secret();
+  if (!secret) return secret.error();
+  ServiceKey key;
+  std::memcpy(key.bytes.data(), secret->bytes().data(), key.bytes.size());
+  return key;
+}
+
+}  // namespace addend

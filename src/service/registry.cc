@@ -1,0 +1,472 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "service/registry.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "net/control_message.h"
+
+namespace addend::service {
+namespace {
+
+constexpr uint32_t kFloatOps =
+    1u << ADDEND_OP_SUM_F32 | 1u << ADDEND_OP_SUM_BF16 | 1u << ADDEND_OP_SUM_F16;
+constexpr uint32_t kAllOps = (1u << ADDEND_OP_COUNT) - 1;
+
+bool is_name(const std::string& text) {
+  return !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
+  });
+}
+
+JobOptions options_of(const addend_control_job& message) {
+  JobOptions options;
+  options.name = net::get_text(message.name);
+  options.world = message.world;
+  options.slots = message.slots;
+  options.payload_bytes = message.payload_bytes;
+  options.floats = (message.flags & ADDEND_CONTROL_FLOATS) != 0;
+  options.patience = std::chrono::nanoseconds(message.patience_ns);
+  options.quorum = message.quorum;
+  if ((message.flags & ADDEND_CONTROL_OWN_KEY) != 0) {
+    std::memcpy(options.key.bytes.data(), message.key, sizeof(message.key));
+  }
+  return options;
+}
+
+aggregate::SlotsOptions slots_of(const JobOptions& options, bool floats_allowed) {
+  aggregate::SlotsOptions slots;
+  slots.world = options.world;
+  slots.slots = options.slots;
+  slots.payload_bytes = options.payload_bytes;
+  slots.ops = options.floats && floats_allowed ? kAllOps : kAllOps & ~kFloatOps;
+  slots.patience_ns = static_cast<uint64_t>(options.patience.count());
+  slots.quorum = options.quorum;
+  return slots;
+}
+
+uint64_t memory_of(const JobOptions& options) {
+  return uint64_t{options.slots} * 2 * (uint64_t{options.payload_bytes} + 64) +
+         uint64_t{options.world} * options.payload_bytes;
+}
+
+// Where workers go on together: for each slot the turns that all of them have done. Nobody can be
+// more than one turn ahead of the last, unless it was left behind or has lost its place.
+struct Resume {
+  uint32_t flags = 0;
+  std::vector<uint32_t> positions;
+};
+
+template <typename Members>
+Resume resume_of(const Members& members, uint32_t slots) {
+  const auto anew = [](const auto& member) { return member.positions.empty(); };
+  if (std::all_of(members.begin(), members.end(), anew)) return {};
+  Resume resume;
+  resume.positions.assign(slots, ~0u);
+  std::vector<uint32_t> most(slots, 0);
+  for (const auto& member : members) {
+    if (member.positions.size() != slots) return {ADDEND_CONTROL_FRESH, {}};
+    for (uint32_t s = 0; s < slots; ++s) {
+      resume.positions[s] = std::min(resume.positions[s], member.positions[s]);
+      most[s] = std::max(most[s], member.positions[s]);
+    }
+  }
+  for (uint32_t s = 0; s < slots; ++s) {
+    if (most[s] - resume.positions[s] > 1) return {ADDEND_CONTROL_FRESH, {}};
+  }
+  return resume;
+}
+
+template <typename T>
+std::span<const uint8_t> bytes_of(const T& body) {
+  return {reinterpret_cast<const uint8_t*>(&body), sizeof(T)};
+}
+
+}  // namespace
+
+Registry::Registry(std::vector<TenantOptions> tenants, uint32_t boot, Planes& planes, Mail& mail,
+                   LogSink log)
+    : tenants_(std::move(tenants)),
+      boot_(boot),
+      planes_(planes),
+      mail_(mail),
+      log_(std::move(log)) {}
+
+const TenantOptions* Registry::tenant_of(const std::string& identity) const {
+  const std::string name = identity.substr(0, identity.find('/'));
+  const auto found = std::find_if(tenants_.begin(), tenants_.end(),
+                                  [&](const TenantOptions& t) { return t.name == name; });
+  return found == tenants_.end() ? nullptr : &*found;
+}
+
+std::optional<auth::Secret> Registry::key_of(const std::string& identity) const {
+  const TenantOptions* tenant = tenant_of(identity);
+  if (tenant == nullptr) return std::nullopt;
+  const ServiceKey* key = &tenant->key;
+  if (const std::size_t slash = identity.find('/'); slash != std::string::npos) {
+    const auto job = jobs_.find({tenant->name, identity.substr(slash + 1)});
+    if (job == jobs_.end()) return std::nullopt;
+    key = &job->second.options.key;
+  }
+  if (!key->is_set()) return std::nullopt;
+  return auth::Secret(key->bytes);
+}
+
+Status Registry::admit(const TenantOptions& tenant, const JobOptions& options) const {
+  if (closed_) return make_error(Errc::kUnavailable, "the server is draining");
+  if (!is_name(options.name)) {
+    return make_error(Errc::kInvalidArgument,
+                      "a job's name has letters, digits, dots, dashes and underscores");
+  }
+  if (options.floats && !tenant.floats) {
+    return make_error(Errc::kUnsupported, "tenant " + tenant.name + " may not sum floats");
+  }
+  uint64_t jobs = 1, slots = options.slots, memory = memory_of(options);
+  for (const auto& [key, job] : jobs_) {
+    if (key.first != tenant.name) continue;
+    ++jobs;
+    slots += job.options.slots;
+    memory += job.memory_bytes;
+  }
+  const auto beyond = [&](const char* what, uint64_t wanted, uint64_t limit) {
+    return make_error(Errc::kCapacity, "tenant " + tenant.name + " would have " +
+                                           std::to_string(wanted) + " " + what + ", and may have " +
+                                           std::to_string(limit));
+  };
+  if (jobs > tenant.max_jobs) return beyond("jobs", jobs, tenant.max_jobs);
+  if (slots > tenant.max_slots) return beyond("slots", slots, tenant.max_slots);
+  if (memory > tenant.max_memory_bytes) {
+    return beyond("bytes of slots", memory, tenant.max_memory_bytes);
+  }
+  // A trial of one slot tells whether the rest makes sense.
+  aggregate::SlotsOptions trial = slots_of(options, true);
+  if (trial.slots == 0 || trial.slots > ADDEND_CONTROL_MAX_SLOTS) {
+    return make_error(Errc::kInvalidArgument, "a job has 1 to 65536 slots");
+  }
+  trial.slots = 1;
+  auto slots_made = aggregate::Slots::create(trial);
+  return slots_made ? Status{} : Status(slots_made.error());
+}
+
+Status Registry::create(const std::string& identity, const addend_control_job& message) {
+  const TenantOptions* tenant = tenant_of(identity);
+  if (tenant == nullptr || identity != tenant->name) {
+    return make_error(Errc::kUnavailable, "only a tenant may create jobs");
+  }
+  const JobOptions options = options_of(message);
+  if (jobs_.count({tenant->name, options.name}) > 0) {
+    return make_error(Errc::kInvalidArgument, "there is a job named " + options.name);
+  }
+  ADDEND_TRY(admit(*tenant, options));
+  Job job;
+  job.options = options;
+  job.tenant = tenant->name;
+  job.members.resize(options.world);
+  job.memory_bytes = memory_of(options);
+  log(LogLevel::kInfo, "job created", job, ADDEND_FRAME_EVERYONE);
+  jobs_.emplace(Key{tenant->name, options.name}, std::move(job));
+  return {};
+}
+
+Result<Registry::Job*> Registry::job_to_join(const std::string& identity,
+                                             const addend_control_join& join) {
+  const TenantOptions* tenant = tenant_of(identity);
+  const std::string name = net::get_text(join.job.name);
+  if (tenant == nullptr || (identity != tenant->name && identity != tenant->name + "/" + name)) {
+    return make_error(Errc::kUnavailable, "'" + identity + "' may not join job " + name);
+  }
+  const Key key{tenant->name, name};
+  if (jobs_.count(key) == 0) {
+    if (identity != tenant->name) return make_error(Errc::kUnavailable, "no job named " + name);
+    ADDEND_TRY(create(identity, join.job));
+    jobs_.at(key).transient = true;
+  }
+  Job& job = jobs_.at(key);
+  if (closed_ || job.draining) {
+    return make_error(Errc::kUnavailable, "job " + name + " is draining");
+  }
+  if (join.job.world != job.options.world) {
+    return make_error(Errc::kMismatch, "worker " + std::to_string(join.worker) + " says " +
+                                           std::to_string(join.job.world) + " workers, job " +
+                                           name + " has " + std::to_string(job.options.world));
+  }
+  if (join.worker >= job.options.world || join.udp_port == 0 || join.udp_port > 65535) {
+    return make_error(Errc::kInvalidArgument, "no such worker or port");
+  }
+  return &job;
+}
+
+Status Registry::join(ConnectionId from, const std::string& identity, const net::Address& peer,
+                      const addend_control_join& join, std::vector<uint32_t> positions) {
+  auto found = job_to_join(identity, join);
+  if (!found) return found.error();
+  Job& job = **found;
+  const Key key{job.tenant, job.options.name};
+  const auto before = workers_.find(from);
+  if (before != workers_.end() && before->second != key) {
+    return make_error(Errc::kInvalidArgument, "a connection joins one job");
+  }
+  // Whoever joins a running epoch has lost it, so the others cannot finish it either.
+  if (job.epoch != 0) end_epoch(job, ADDEND_NOTICE_CLOSED, join.worker);
+  Member& member = job.members[join.worker];
+  if (member.connection != 0 && member.connection != from) workers_.erase(member.connection);
+  member.connection = from;
+  member.address = peer;
+  member.address.set_port(static_cast<uint16_t>(join.udp_port));
+  member.positions = std::move(positions);
+  member.ready = true;
+  workers_[from] = key;
+  log(LogLevel::kInfo, "worker joined", job, join.worker);
+  const bool all =
+      std::all_of(job.members.begin(), job.members.end(), [](const Member& m) { return m.ready; });
+  return all ? start_epoch(job) : Status{};
+}
+
+Result<std::shared_ptr<JobEpoch>> Registry::make_epoch(const Job& job,
+                                                       const auth::Secret& secret) const {
+  const TenantOptions& tenant = *tenant_of(job.tenant);
+  auto epoch = std::make_shared<JobEpoch>();
+  epoch->slots = slots_of(job.options, tenant.floats);
+  epoch->slots.boot = boot_;
+  epoch->packets_per_s = tenant.packets_per_s;
+  while (epoch->slots.epoch == 0 || used_epochs_.count(epoch->slots.epoch) > 0) {
+    auto number = auth::random_number();
+    if (!number) return number.error();
+    epoch->slots.epoch = *number;
+  }
+  const auto key_for = [&](const char* purpose, uint32_t number) -> Result<auth::FrameKey> {
+    auto derived = auth::derive_secret(secret, purpose, number);
+    if (!derived) return derived.error();
+    return auth::FrameKey::create(*derived, epoch->slots.payload_bytes);
+  };
+  for (uint32_t w = 0; w < job.options.world; ++w) {
+    auto key = key_for("worker", w);
+    if (!key) return key.error();
+    epoch->worker_keys.push_back(*std::move(key));
+    epoch->workers.push_back(job.members[w].address);
+  }
+  auto result_key = key_for("result", 0);
+  if (!result_key) return result_key.error();
+  epoch->result_key = *std::move(result_key);
+  return epoch;
+}
+
+// Slot s belongs to thread s * threads / slots.
+Result<std::vector<aggregate::Slots>> Registry::make_parts(
+    const aggregate::SlotsOptions& job) const {
+  std::vector<aggregate::Slots> parts;
+  const uint32_t threads = std::min(planes_.threads(), job.slots);
+  for (uint32_t t = 0; t < threads; ++t) {
+    aggregate::SlotsOptions part = job;
+    part.first_slot = (t * job.slots + threads - 1) / threads;
+    part.slots = ((t + 1) * job.slots + threads - 1) / threads - part.first_slot;
+    auto slots = aggregate::Slots::create(part);
+    if (!slots) return slots.error();
+    parts.push_back(*std::move(slots));
+  }
+  return parts;
+}
+
+Status Registry::start_epoch(Job& job) {
+  auto secret = auth::random_secret();
+  if (!secret) return secret.error();
+  auto epoch = make_epoch(job, *secret);
+  if (!epoch) return epoch.error();
+  auto parts = make_parts((*epoch)->slots);
+  if (!parts) return parts.error();
+  if (job.past_epoch != 0) {
+    planes_.remove(job.past_epoch);
+    used_epochs_.erase(job.past_epoch);
+    job.past_epoch = 0;
+  }
+  job.epoch = (*epoch)->slots.epoch;
+  job.tables.clear();
+  used_epochs_.insert(job.epoch);
+  planes_.start(*epoch, *std::move(parts));
+  log(LogLevel::kInfo, "epoch started", job, ADDEND_FRAME_EVERYONE);
+  return send_welcomes(job, **epoch, *secret);
+}
+
+Status Registry::send_welcomes(Job& job, const JobEpoch& epoch, const auth::Secret& secret) {
+  const Resume resume = resume_of(job.members, job.options.slots);
+  addend_control_welcome welcome{};
+  welcome.epoch = epoch.slots.epoch;
+  welcome.boot = boot_;
+  welcome.slots = job.options.slots;
+  welcome.payload_bytes = job.options.payload_bytes;
+  welcome.ops = epoch.slots.ops;
+  welcome.threads = std::min(planes_.threads(), job.options.slots);
+  welcome.flags = resume.flags;
+  welcome.positions = static_cast<uint32_t>(resume.positions.size());
+  welcome.patience_ns = epoch.slots.patience_ns;
+  welcome.quorum = epoch.slots.quorum;
+  welcome.packets_per_s = epoch.packets_per_s;
+  for (uint32_t t = 0; t < welcome.threads; ++t)
+    welcome.port[t] = planes_.port(t);
+  auto result = auth::derive_secret(secret, "result", 0);
+  if (!result) return result.error();
+  std::memcpy(welcome.result_secret, result->bytes().data(), auth::Secret::kBytes);
+  for (uint32_t w = 0; w < job.options.world; ++w) {
+    auto own = auth::derive_secret(secret, "worker", w);
+    if (!own) return own.error();
+    std::memcpy(welcome.worker_secret, own->bytes().data(), auth::Secret::kBytes);
+    job.members[w].ready = false;
+    job.members[w].positions.clear();
+    mail_.send(job.members[w].connection, ADDEND_CONTROL_WELCOME, bytes_of(welcome),
+               resume.positions);
+  }
+  return {};
+}
+
+Result<uint32_t> Registry::table(ConnectionId from, const addend_control_table& message) {
+  const auto worker = workers_.find(from);
+  if (worker == workers_.end() || jobs_.at(worker->second).epoch == 0) {
+    return make_error(Errc::kUnavailable, "tables belong to a running epoch");
+  }
+  Job& job = jobs_.at(worker->second);
+  aggregate::Table table;
+  std::copy_n(message.entries, table.size(), table.begin());
+  const auto known = std::find(job.tables.begin(), job.tables.end(), table);
+  if (known != job.tables.end()) return static_cast<uint32_t>(known - job.tables.begin());
+  if (job.tables.size() == ADDEND_MAX_JOB_TABLES) {
+    return make_error(Errc::kCapacity, "a job has at most 16 tables");
+  }
+  const auto number = static_cast<uint32_t>(job.tables.size());
+  job.tables.push_back(table);
+  planes_.set_table(job.epoch, number, table);
+  return number;
+}
+
+void Registry::end_epoch(Job& job, addend_notice why, uint32_t worker) {
+  planes_.end(job.epoch, why, worker);
+  job.past_epoch = job.epoch;
+  job.epoch = 0;
+  const addend_control_ended body{static_cast<uint32_t>(why), worker};
+  for (const Member& member : job.members) {
+    if (member.connection != 0)
+      mail_.send(member.connection, ADDEND_CONTROL_ENDED, bytes_of(body), {});
+  }
+  log(LogLevel::kWarning, "epoch ended", job, worker);
+}
+
+void Registry::ended(const addend_frame_header& notice) {
+  for (auto& [key, job] : jobs_) {
+    if (job.epoch == notice.epoch) {
+      return end_epoch(job, static_cast<addend_notice>(notice.op), notice.worker);
+    }
+  }
+}
+
+void Registry::forget(Job& job, ConnectionId connection) {
+  for (Member& member : job.members) {
+    if (member.connection == connection) member = {};
+  }
+  workers_.erase(connection);
+}
+
+void Registry::leave(ConnectionId from) {
+  const auto worker = workers_.find(from);
+  if (worker == workers_.end()) return;
+  const Key key = worker->second;
+  forget(jobs_.at(key), from);
+  remove_if_done(key);
+}
+
+void Registry::lost(ConnectionId from) {
+  const auto found = workers_.find(from);
+  if (found == workers_.end()) return;
+  const Key key = found->second;
+  Job& job = jobs_.at(key);
+  uint32_t worker = 0;
+  while (worker + 1 < job.members.size() && job.members[worker].connection != from)
+    ++worker;
+  log(LogLevel::kWarning, "worker lost", job, worker);
+  // With a quorum the others go on without it.
+  if (job.epoch != 0 && job.options.quorum == 0) end_epoch(job, ADDEND_NOTICE_CLOSED, worker);
+  forget(job, from);
+  remove_if_done(key);
+}
+
+void Registry::remove_if_done(const Key& key) {
+  Job& job = jobs_.at(key);
+  const bool anyone = std::any_of(job.members.begin(), job.members.end(),
+                                  [](const Member& m) { return m.connection != 0; });
+  if (anyone) return;
+  for (const uint32_t epoch : {job.epoch, job.past_epoch}) {
+    if (epoch == 0) continue;
+    planes_.remove(epoch);
+    used_epochs_.erase(epoch);
+  }
+  job.epoch = job.past_epoch = 0;
+  if (!job.transient && !job.draining && !closed_) return;
+  log(LogLevel::kInfo, "job removed", job, ADDEND_FRAME_EVERYONE);
+  jobs_.erase(key);
+}
+
+Status Registry::drain(const std::string& identity, const std::string& name) {
+  const TenantOptions* tenant = tenant_of(identity);
+  for (auto& [key, job] : jobs_) {
+    const bool own = tenant != nullptr && identity == tenant->name &&
+                     (tenant->sees_all || key.first == tenant->name);
+    if (!own || key.second != name) continue;
+    job.draining = true;
+    log(LogLevel::kInfo, "job draining", job, ADDEND_FRAME_EVERYONE);
+    const Key copy = key;
+    remove_if_done(copy);
+    return {};
+  }
+  return make_error(Errc::kInvalidArgument, "no job named " + name);
+}
+
+void Registry::close() {
+  closed_ = true;
+  std::vector<Key> keys;
+  for (const auto& [key, job] : jobs_)
+    keys.push_back(key);
+  for (const Key& key : keys)
+    remove_if_done(key);
+}
+
+void Registry::end_all() {
+  closed_ = true;
+  while (!jobs_.empty()) {
+    Job& job = jobs_.begin()->second;
+    const Key key = jobs_.begin()->first;
+    if (job.epoch != 0) end_epoch(job, ADDEND_NOTICE_CLOSED, ADDEND_FRAME_EVERYONE);
+    for (Member& member : job.members) {
+      workers_.erase(member.connection);
+      member = {};
+    }
+    remove_if_done(key);
+  }
+}
+
+std::vector<JobView> Registry::jobs() const {
+  std::vector<JobView> views;
+  for (const auto& [key, job] : jobs_) {
+    const auto joined = std::count_if(job.members.begin(), job.members.end(),
+                                      [](const Member& m) { return m.connection != 0; });
+    views.push_back({key.first, key.second, job.epoch, job.options.world,
+                     static_cast<uint32_t>(joined), job.options.slots, job.draining});
+  }
+  return views;
+}
+
+std::vector<JobView> Registry::jobs_of(const std::string& identity) const {
+  std::vector<JobView> views = jobs();
+  const TenantOptions* tenant = tenant_of(identity);
+  const bool all = tenant != nullptr && tenant->sees_all && identity == tenant->name;
+  std::erase_if(views, [&](const JobView& view) {
+    return !all && view.tenant != identity && view.tenant + "/" + view.name != identity;
+  });
+  return views;
+}
+
+void Registry::log(LogLevel level, std::string_view event, const Job& job, uint32_t worker) const {
+  std::vector<LogField> fields = {
+      {"tenant", job.tenant}, {"job", job.options.name}, {"epoch", std::to_string(job.epoch)}};
+  if (worker != ADDEND_FRAME_EVERYONE) fields.push_back({"worker", std::to_string(worker)});
+  log_(level, event, fields);
+}
+
+}  // namespace addend::service

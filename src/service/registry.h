@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// Jobs and their lives: who may have one, who is in it, when an epoch begins and ends. No sockets,
+// no threads: the control plane brings messages and takes them away.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "addend/service.h"
+#include "aggregate/slots.h"
+#include "auth/frame_key.h"
+#include "net/address.h"
+#include "service/data_plane.h"
+#include "wire/control.h"
+
+namespace addend::service {
+
+using ConnectionId = uint64_t;
+
+/// Takes messages to connections; one that is gone swallows them.
+class Mail {
+ public:
+  virtual ~Mail() = default;
+  virtual void send(ConnectionId to, addend_control_type type, std::span<const uint8_t> body,
+                    std::span<const uint32_t> numbers) = 0;
+};
+
+/// The data threads, as the registry sees them.
+class Planes {
+ public:
+  virtual ~Planes() = default;
+  virtual uint32_t threads() const = 0;
+  virtual uint16_t port(uint32_t thread) const = 0;
+  /// `parts` has one entry for each of the first threads.
+  virtual void start(std::shared_ptr<const JobEpoch> job, std::vector<aggregate::Slots> parts) = 0;
+  virtual void set_table(uint32_t epoch, uint32_t number, const aggregate::Table& table) = 0;
+  virtual void end(uint32_t epoch, addend_notice why, uint32_t worker) = 0;
+  virtual void remove(uint32_t epoch) = 0;
+};
+
+/// A job as reports show it.
+struct JobView {
+  std::string tenant, name;
+  uint32_t epoch = 0, world = 0, joined = 0, slots = 0;
+  bool draining = false;
+};
+
+/// One thread at a time.
+class Registry {
+ public:
+  Registry(std::vector<TenantOptions> tenants, uint32_t boot, Planes& planes, Mail& mail,
+           LogSink log);
+
+  /// The pre-shared key of "tenant" or "tenant/job".
+  std::optional<auth::Secret> key_of(const std::string& identity) const;
+
+  Status create(const std::string& identity, const addend_control_job& job);
+  /// A worker has come; when it is the last one, all get their welcome.
+  Status join(ConnectionId from, const std::string& identity, const net::Address& peer,
+              const addend_control_join& join, std::vector<uint32_t> positions);
+  /// The number of a table of the worker's job.
+  Result<uint32_t> table(ConnectionId from, const addend_control_table& table);
+  void leave(ConnectionId from);
+  /// A connection broke without a goodbye.
+  void lost(ConnectionId from);
+  /// An epoch ended in the data plane.
+  void ended(const addend_frame_header& notice);
+  Status drain(const std::string& identity, const std::string& name);
+
+  /// Takes nobody in any more; jobs without workers go.
+  void close();
+  /// Ends every job.
+  void end_all();
+  bool empty() const { return jobs_.empty(); }
+
+  std::vector<JobView> jobs() const;
+  /// Those that this identity may see.
+  std::vector<JobView> jobs_of(const std::string& identity) const;
+
+ private:
+  struct Member {
+    ConnectionId connection = 0;  // 0: nobody
+    net::Address address;
+    std::vector<uint32_t> positions;
+    bool ready = false;  // has joined the epoch that is being gathered
+  };
+  struct Job {
+    JobOptions options;
+    std::string tenant;
+    bool transient = false;  // made by its workers
+    bool draining = false;
+    uint32_t epoch = 0;       // 0: gathering
+    uint32_t past_epoch = 0;  // ended, but still answered with its notice
+    std::vector<Member> members;
+    std::vector<aggregate::Table> tables;
+    uint64_t memory_bytes = 0;
+  };
+  using Key = std::pair<std::string, std::string>;  // tenant, name
+
+  const TenantOptions* tenant_of(const std::string& identity) const;
+  Status admit(const TenantOptions& tenant, const JobOptions& options) const;
+  Result<Job*> job_to_join(const std::string& identity, const addend_control_join& join);
+  Status start_epoch(Job& job);
+  Result<std::shared_ptr<JobEpoch>> make_epoch(const Job& job, const auth::Secret& secret) const;
+  Result<std::vector<aggregate::Slots>> make_parts(const aggregate::SlotsOptions& job) const;
+  Status send_welcomes(Job& job, const JobEpoch& epoch, const auth::Secret& secret);
+  void end_epoch(Job& job, addend_notice why, uint32_t worker);
+  void forget(Job& job, ConnectionId connection);
+  void remove_if_done(const Key& key);
+  void log(LogLevel level, std::string_view event, const Job& job, uint32_t worker) const;
+
+  std::vector<TenantOptions> tenants_;
+  uint32_t boot_;
+  Planes& planes_;
+  Mail& mail_;
+  LogSink log_;
+  bool closed_ = false;
+  std::map<Key, Job> jobs_;
+  std::map<ConnectionId, Key> workers_;
+  std::set<uint32_t> used_epochs_;
+};
+
+}  // namespace addend::service

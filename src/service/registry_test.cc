@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "service/registry.h"
+
+#include <cstring>
+
+#include "gtest/gtest.h"
+#include "net/control_message.h"
+
+namespace addend::service {
+namespace {
+
+struct Letter {
+  ConnectionId to;
+  addend_control_type type;
+  std::vector<uint8_t> body;
+  std::vector<uint32_t> numbers;
+  template <typename T>
+  T as() const {
+    T value;
+    std::memcpy(&value, body.data(), sizeof(T));
+    return value;
+  }
+};
+
+class Letters final : public Mail {
+ public:
+  void send(ConnectionId to, addend_control_type type, std::span<const uint8_t> body,
+            std::span<const uint32_t> numbers) override {
+    all.push_back({to, type, {body.begin(), body.end()}, {numbers.begin(), numbers.end()}});
+  }
+  std::vector<Letter> of(addend_control_type type) const {
+    std::vector<Letter> some;
+    for (const Letter& letter : all) {
+      if (letter.type == type) some.push_back(letter);
+    }
+    return some;
+  }
+  std::vector<Letter> all;
+};
+
+class FakePlanes final : public Planes {
+ public:
+  uint32_t threads() const override { return 3; }
+  uint16_t port(uint32_t thread) const override { return static_cast<uint16_t>(9000 + thread); }
+  void start(std::shared_ptr<const JobEpoch> job, std::vector<aggregate::Slots> parts) override {
+    live.insert(job->slots.epoch);
+    uint32_t next = 0;
+    for (const aggregate::Slots& part : parts) {
+      EXPECT_EQ(part.options().first_slot, next);
+      next += part.options().slots;
+    }
+    EXPECT_EQ(next, job->slots.slots);
+    last = job;
+  }
+  void set_table(uint32_t, uint32_t number, const aggregate::Table&) override {
+    tables.push_back(number);
+  }
+  void end(uint32_t epoch, addend_notice, uint32_t worker) override {
+    EXPECT_TRUE(live.count(epoch));
+    ended.push_back(worker);
+  }
+  void remove(uint32_t epoch) override { EXPECT_EQ(live.erase(epoch), 1u); }
+  std::set<uint32_t> live;
+  std::vector<uint32_t> ended, tables;
+  std::shared_ptr<const JobEpoch> last;
+};
+
+ServiceKey key_of(uint8_t fill) {
+  ServiceKey key;
+  key.bytes.fill(fill);
+  return key;
+}
+
+class RegistryTest : public ::testing::Test {
+ protected:
+  static std::vector<TenantOptions> tenants() {
+    TenantOptions one, two, boss;
+    one.name = "one";
+    one.key = key_of(1);
+    one.max_jobs = 2;
+    one.max_slots = 40;
+    two.name = "two";
+    two.key = key_of(2);
+    two.floats = false;
+    boss.name = "boss";
+    boss.sees_all = true;
+    return {one, two, boss};
+  }
+  static addend_control_join message(const char* job, uint32_t worker, uint32_t world = 2,
+                                     uint32_t slots = 10) {
+    addend_control_join join{};
+    net::put_text(join.job.name, job);
+    join.job.world = world;
+    join.job.slots = slots;
+    join.job.payload_bytes = 64;
+    join.worker = worker;
+    join.udp_port = 5000 + worker;
+    return join;
+  }
+  Status join(ConnectionId from, uint32_t worker, std::vector<uint32_t> positions = {}) {
+    return registry_.join(from, "one", peer_, message("ring", worker), std::move(positions));
+  }
+  void start_ring() {
+    ASSERT_TRUE(join(10, 0));
+    ASSERT_TRUE(join(11, 1));
+    ASSERT_EQ(mail_.of(ADDEND_CONTROL_WELCOME).size(), 2u);
+  }
+
+  Letters mail_;
+  FakePlanes planes_;
+  net::Address peer_ = *net::resolve("10.1.2.3", 1);
+  Registry registry_{tenants(), 77, planes_, mail_,
+                     [](LogLevel, std::string_view, std::span<const LogField>) {}};
+};
+
+TEST_F(RegistryTest, AnEpochBeginsWhenTheLastWorkerHasJoined) {
+  ASSERT_TRUE(join(10, 0));
+  EXPECT_TRUE(mail_.all.empty());
+  ASSERT_TRUE(join(11, 1));
+  const auto letters = mail_.of(ADDEND_CONTROL_WELCOME);
+  ASSERT_EQ(letters.size(), 2u);
+  const auto first = letters[0].as<addend_control_welcome>();
+  const auto second = letters[1].as<addend_control_welcome>();
+  EXPECT_EQ(first.epoch, second.epoch);
+  EXPECT_EQ(first.boot, 77u);
+  EXPECT_EQ(first.threads, 3u);
+  EXPECT_EQ(first.port[2], 9002);
+  EXPECT_NE(std::memcmp(first.worker_secret, second.worker_secret, 32), 0);
+  EXPECT_EQ(std::memcmp(first.result_secret, second.result_secret, 32), 0);
+  EXPECT_EQ(planes_.last->workers[1].to_string(), "10.1.2.3:5001");
+}
+
+TEST_F(RegistryTest, AJobOfItsWorkersGoesWhenTheyLeave) {
+  start_ring();
+  registry_.leave(10);
+  EXPECT_EQ(planes_.live.size(), 1u);
+  registry_.leave(11);
+  EXPECT_TRUE(registry_.empty());
+  EXPECT_TRUE(planes_.live.empty());
+}
+
+TEST_F(RegistryTest, ALostWorkerEndsTheEpochAndIsNamed) {
+  start_ring();
+  registry_.lost(11);
+  EXPECT_EQ(planes_.ended, (std::vector<uint32_t>{1}));
+  const auto letters = mail_.of(ADDEND_CONTROL_ENDED);
+  ASSERT_FALSE(letters.empty());
+  EXPECT_EQ(letters[0].to, 10u);
+  EXPECT_EQ(letters[0].as<addend_control_ended>().worker, 1u);
+}
+
+TEST_F(RegistryTest, WithAQuorumTheOthersGoOn) {
+  addend_control_join first = message("ring", 0), second = message("ring", 1);
+  first.job.quorum = second.job.quorum = 1;
+  first.job.patience_ns = second.job.patience_ns = 1000;
+  ASSERT_TRUE(registry_.join(10, "one", peer_, first, {}));
+  ASSERT_TRUE(registry_.join(11, "one", peer_, second, {}));
+  registry_.lost(11);
+  EXPECT_TRUE(planes_.ended.empty());
+  EXPECT_EQ(planes_.live.size(), 1u);
+}
+
+TEST_F(RegistryTest, JoiningAgainEndsTheEpochAndGathersAnew) {
+  start_ring();
+  const uint32_t before = planes_.last->slots.epoch;
+  ASSERT_TRUE(join(12, 1));
+  EXPECT_EQ(planes_.ended.size(), 1u);
+  ASSERT_TRUE(join(10, 0));
+  EXPECT_NE(planes_.last->slots.epoch, before);
+  EXPECT_EQ(planes_.live.size(), 1u);
+  // The connection that was replaced no longer counts.
+  registry_.lost(11);
+  EXPECT_EQ(planes_.ended.size(), 1u);
+}
+
+TEST_F(RegistryTest, WorkersGoOnWhereTheLastOfThemIs) {
+  std::vector<uint32_t> ahead(10, 5), behind(10, 5);
+  behind[3] = 4;
+  ASSERT_TRUE(join(10, 0, ahead));
+  ASSERT_TRUE(join(11, 1, behind));
+  const auto letters = mail_.of(ADDEND_CONTROL_WELCOME);
+  EXPECT_EQ(letters[0].numbers, behind);
+  EXPECT_EQ(letters[0].as<addend_control_welcome>().flags, 0u);
+}
+
+TEST_F(RegistryTest, AWorkerWithoutAPlaceMakesAllStartAnew) {
+  ASSERT_TRUE(join(10, 0, std::vector<uint32_t>(10, 5)));
+  ASSERT_TRUE(join(11, 1));
+  const auto letters = mail_.of(ADDEND_CONTROL_WELCOME);
+  EXPECT_EQ(letters[0].as<addend_control_welcome>().flags, ADDEND_CONTROL_FRESH);
+  EXPECT_TRUE(letters[0].numbers.empty());
+}
+
+TEST_F(RegistryTest, PlacesTooFarApartCannotBeJoined) {
+  ASSERT_TRUE(join(10, 0, std::vector<uint32_t>(10, 5)));
+  ASSERT_TRUE(join(11, 1, std::vector<uint32_t>(10, 3)));
+  EXPECT_EQ(mail_.of(ADDEND_CONTROL_WELCOME)[0].as<addend_control_welcome>().flags,
+            ADDEND_CONTROL_FRESH);
+}
+
+TEST_F(RegistryTest, TenantsHaveLimits) {
+  const auto create = [&](const char* tenant, const char* name, uint32_t slots, uint32_t flags) {
+    addend_control_job job = message(name, 0, 2, slots).job;
+    job.flags = flags;
+    const Status status = registry_.create(tenant, job);
+    return status ? std::string("ok") : std::string(errc_name(status.error().code));
+  };
+  EXPECT_EQ(create("one", "a", 30, 0), "ok");
+  EXPECT_EQ(create("one", "a", 1, 0), "invalid_argument");
+  EXPECT_EQ(create("one", "b", 11, 0), "capacity");
+  EXPECT_EQ(create("one", "b", 10, 0), "ok");
+  EXPECT_EQ(create("one", "c", 1, 0), "capacity");
+  EXPECT_EQ(create("two", "a", 1, ADDEND_CONTROL_FLOATS), "unsupported");
+  EXPECT_EQ(create("two", "a", 1, 0), "ok");
+  EXPECT_EQ(create("two", "no spaces", 1, 0), "invalid_argument");
+  EXPECT_EQ(create("two", "", 1, 0), "invalid_argument");
+  EXPECT_EQ(create("two", "z", 0, 0), "invalid_argument");
+  EXPECT_EQ(create("one/a", "x", 1, 0), "unavailable");
+  EXPECT_EQ(create("nobody", "x", 1, 0), "unavailable");
+}
+
+TEST_F(RegistryTest, AJobsOwnKeyOpensThatJobOnly) {
+  addend_control_job job = message("ring", 0).job;
+  job.flags = ADDEND_CONTROL_OWN_KEY;
+  std::memset(job.key, 9, sizeof(job.key));
+  ASSERT_TRUE(registry_.create("one", job));
+  const auto key = registry_.key_of("one/ring");
+  ASSERT_TRUE(key);
+  EXPECT_EQ(key->bytes()[0], 9);
+  EXPECT_FALSE(registry_.key_of("one/other"));
+  EXPECT_FALSE(registry_.key_of("two/ring"));
+  EXPECT_FALSE(registry_.key_of("boss"));  // certificates only
+  EXPECT_TRUE(registry_.join(10, "one/ring", peer_, message("ring", 0), {}));
+  EXPECT_FALSE(registry_.join(11, "one/ring", peer_, message("other", 0), {}));
+  // A job of the same name is another one under another tenant.
+  EXPECT_TRUE(registry_.join(12, "two", peer_, message("ring", 0, 3), {}));
+  EXPECT_EQ(registry_.jobs_of("two").size(), 1u);
+  EXPECT_EQ(registry_.jobs_of("boss").size(), 2u);
+}
+
+TEST_F(RegistryTest, WorkersThatDisagreeOnTheirNumberAreToldSo) {
+  ASSERT_TRUE(join(10, 0));
+  const Status status = registry_.join(11, "one", peer_, message("ring", 1, 3), {});
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().code, Errc::kMismatch);
+}
+
+TEST_F(RegistryTest, EqualTablesHaveOneNumber) {
+  start_ring();
+  addend_control_table table{};
+  EXPECT_EQ(*registry_.table(10, table), 0u);
+  EXPECT_EQ(*registry_.table(11, table), 0u);
+  table.entries[3] = 7;
+  EXPECT_EQ(*registry_.table(11, table), 1u);
+  EXPECT_EQ(planes_.tables, (std::vector<uint32_t>{0, 1}));
+  for (uint16_t i = 0; i < 14; ++i) {
+    table.entries[0] = static_cast<uint16_t>(100 + i);
+    ASSERT_TRUE(registry_.table(10, table));
+  }
+  table.entries[0] = 999;
+  EXPECT_FALSE(registry_.table(10, table));
+  EXPECT_FALSE(registry_.table(99, table));
+}
+
+TEST_F(RegistryTest, ADrainedJobTakesNobodyAndGoesWithItsLastWorker) {
+  start_ring();
+  EXPECT_FALSE(registry_.drain("two", "ring"));
+  EXPECT_TRUE(registry_.drain("boss", "ring"));
+  EXPECT_FALSE(join(12, 0));
+  registry_.leave(10);
+  registry_.leave(11);
+  EXPECT_TRUE(registry_.empty());
+}
+
+TEST_F(RegistryTest, ClosingEndsEverythingAndLeavesNothingBehind) {
+  start_ring();
+  ASSERT_TRUE(registry_.create("two", message("idle", 0).job));
+  registry_.close();
+  EXPECT_EQ(registry_.jobs().size(), 1u);
+  EXPECT_FALSE(registry_.join(20, "two", peer_, message("late", 0), {}));
+  registry_.end_all();
+  EXPECT_TRUE(registry_.empty());
+  EXPECT_TRUE(planes_.live.empty());
+  EXPECT_EQ(mail_.of(ADDEND_CONTROL_ENDED).size(), 2u);
+  registry_.lost(10);
+}
+
+TEST_F(RegistryTest, AThousandJobsComeAndGo) {
+  for (ConnectionId i = 0; i < 1000; ++i) {
+    const std::string name = "job" + std::to_string(i);
+    ASSERT_TRUE(registry_.join(100 + 2 * i, "one", peer_, message(name.c_str(), 0), {}));
+    ASSERT_TRUE(registry_.join(101 + 2 * i, "one", peer_, message(name.c_str(), 1), {}));
+    registry_.leave(100 + 2 * i);
+    registry_.lost(101 + 2 * i);
+  }
+  EXPECT_TRUE(registry_.empty());
+  EXPECT_TRUE(planes_.live.empty());
+}
+
+}  // namespace
+}  // namespace addend::service

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+// The parts of the server, put together: data threads, control plane, pages.
+#include <algorithm>
+#include <chrono>
+#include <future>
+#include <mutex>
+#include <set>
+
+#include "addend/service.h"
+#include "service/control.h"
+#include "service/data_thread.h"
+#include "service/http.h"
+#include "service/status.h"
+
+namespace addend::service {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+class Threads final : public Planes {
+ public:
+  Status start_all(const net::Address& address, uint32_t count, const DataThread::OnEnded& ended) {
+    for (uint32_t i = 0; i < count; ++i) {
+      net::Address own = address;
+      if (address.port() != 0) own.set_port(static_cast<uint16_t>(address.port() + i));
+      auto thread = DataThread::start(own, ended);
+      if (!thread) return thread.error();
+      threads_.push_back(*std::move(thread));
+    }
+    return {};
+  }
+
+  uint32_t threads() const override { return static_cast<uint32_t>(threads_.size()); }
+  uint16_t port(uint32_t thread) const override { return threads_[thread]->port(); }
+  void start(std::shared_ptr<const JobEpoch> job, std::vector<aggregate::Slots> parts) override {
+    for (std::size_t t = 0; t < parts.size(); ++t) {
+      // std::function wants copies; the part moves on when the work runs, once.
+      auto part = std::make_shared<aggregate::Slots>(std::move(parts[t]));
+      threads_[t]->post([=](DataPlane& plane) { plane.add(job, std::move(*part)); });
+    }
+  }
+  void set_table(uint32_t epoch, uint32_t number, const aggregate::Table& table) override {
+    // Frames that name the table come only after its number is known, so every thread must have it
+    // before the answer leaves.
+    std::vector<std::future<void>> done;
+    for (const auto& thread : threads_) {
+      auto promise = std::make_shared<std::promise<void>>();
+      done.push_back(promise->get_future());
+      thread->post([=](DataPlane& plane) {
+        plane.set_table(epoch, number, table);
+        promise->set_value();
+      });
+    }
+    for (const auto& one : done)
+      one.wait();
+  }
+  void end(uint32_t epoch, addend_notice why, uint32_t worker) override {
+    for (const auto& thread : threads_)
+      thread->post([=](DataPlane& plane) { plane.end(epoch, why, worker); });
+  }
+  void remove(uint32_t epoch) override {
+    for (const auto& thread : threads_)
+      thread->post([=](DataPlane& plane) { plane.remove(epoch); });
+  }
+
+  void add_to(ServerStatus& status) const {
+    for (const auto& thread : threads_) {
+      add(status, thread->status());
+      status.dropped += thread->dropped();
+    }
+  }
+  void stop() { threads_.clear(); }
+
+ private:
+  std::vector<std::unique_ptr<DataThread>> threads_;
+};
+
+class RunningServer final : public Server {
+ public:
+  ~RunningServer() override {
+    http_.reset();
+    // Each calls the other: the data threads lose their way to the control plane, then it goes, and
+    // then nobody posts to them any more.
+    {
+      const std::lock_guard lock(ended_mutex_);
+      ended_to_ = nullptr;
+    }
+    control_.reset();
+    threads_.stop();
+  }
+
+  Status start(const ServerOptions& options, const LogSink& log) {
+    auto boot = auth::random_number();
+    if (!boot) return boot.error();
+    boot_ = *boot;
+    log_ = log;
+    auto address = net::resolve(options.address, options.data_port);
+    if (!address) return address.error();
+    ADDEND_TRY(threads_.start_all(*address, options.threads,
+                                  [this](const addend_frame_header& n) { on_ended(n); }));
+    ADDEND_TRY(start_control(options, *address));
+    if (options.http) ADDEND_TRY(start_http(options));
+    const LogField fields[] = {{"control", std::to_string(control_port())},
+                               {"data", std::to_string(threads_.port(0))},
+                               {"threads", std::to_string(options.threads)},
+                               {"http", std::to_string(http_port())},
+                               {"boot", std::to_string(boot_)}};
+    log_(LogLevel::kInfo, "server started", fields);
+    return {};
+  }
+
+  uint16_t control_port() const override { return control_->port(); }
+  uint16_t http_port() const override { return http_ ? http_->port() : uint16_t{0}; }
+  std::string metrics() const override { return to_metrics(status()); }
+
+  void drain(std::chrono::milliseconds patience) override {
+    log_(LogLevel::kInfo, "draining", {});
+    control_->post([](Registry& registry) { registry.close(); });
+    const auto deadline = Clock::now() + patience;
+    while (!ask<bool>([](Registry& registry) { return registry.empty(); })) {
+      if (Clock::now() >= deadline) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    ask<bool>([](Registry& registry) {
+      registry.end_all();
+      return true;
+    });
+    log_(LogLevel::kInfo, "drained", {});
+  }
+
+ private:
+  // Runs on a data thread.
+  void on_ended(const addend_frame_header& notice) {
+    const std::lock_guard lock(ended_mutex_);
+    if (ended_to_ == nullptr) return;
+    ended_to_->post([notice](Registry& registry) { registry.ended(notice); });
+  }
+
+  Status start_control(const ServerOptions& options, net::Address address) {
+    address.set_port(options.control_port);
+    ControlOptions control{address, options.max_connections, std::nullopt};
+    if (!options.certificates.authority.empty()) {
+      control.certificates =
+          auth::CertificateFiles{options.certificates.authority, options.certificates.certificate,
+                                 options.certificates.key};
+    }
+    auto started = Control::start(
+        control,
+        [&](Mail& mail) {
+          return std::make_unique<Registry>(options.tenants, boot_, threads_, mail, log_);
+        },
+        [this](const JobView& view, addend_control_status& out) { fill(view, out); }, log_);
+    if (!started) return started.error();
+    control_ = *std::move(started);
+    const std::lock_guard lock(ended_mutex_);
+    ended_to_ = control_.get();
+    return {};
+  }
+
+  Status start_http(const ServerOptions& options) {
+    auto http = Http::start(options.http_address, options.http_port,
+                            {status_page, [this] { return to_json(status()); },
+                             [this] { return to_metrics(status()); }});
+    if (!http) return http.error();
+    http_ = *std::move(http);
+    return {};
+  }
+
+  template <typename T>
+  T ask(const std::function<T(Registry&)>& question) const {
+    auto answer = std::make_shared<std::promise<T>>();
+    control_->post([=](Registry& registry) { answer->set_value(question(registry)); });
+    return answer->get_future().get();
+  }
+
+  ServerStatus status() const {
+    ServerStatus status =
+        status_of(ask<std::vector<JobView>>([](Registry& registry) { return registry.jobs(); }));
+    status.connections = control_->connections();
+    return status;
+  }
+  ServerStatus status_of(const std::vector<JobView>& views) const {
+    ServerStatus status;
+    status.boot = boot_;
+    status.uptime_s = std::chrono::duration<double>(Clock::now() - started_).count();
+    status.threads = threads_.threads();
+    for (const JobView& view : views)
+      status.jobs.push_back({view, {}, 0});
+    threads_.add_to(status);
+    return status;
+  }
+  void fill(const JobView& view, addend_control_status& out) const {
+    const ServerStatus status = status_of({view});
+    const aggregate::Counters& counters = status.jobs[0].counters;
+    out.turns = counters.complete + counters.partial;
+    for (const uint64_t refused : counters.refused)
+      out.refused += refused;
+  }
+
+  uint32_t boot_ = 0;
+  Clock::time_point started_ = Clock::now();
+  LogSink log_;
+  Threads threads_;
+  std::unique_ptr<Control> control_;
+  std::mutex ended_mutex_;
+  Control* ended_to_ = nullptr;  // guarded by ended_mutex_
+  std::unique_ptr<Http> http_;
+};
+
+Status check(const ServerOptions& options) {
+  if (options.threads == 0 || options.threads > ADDEND_CONTROL_MAX_THREADS) {
+    return make_error(Errc::kInvalidArgument, "a server has 1 to 64 data threads");
+  }
+  if (options.tenants.empty()) {
+    return make_error(Errc::kInvalidArgument, "a server without tenants has nothing to do");
+  }
+  std::set<std::string> names;
+  for (const TenantOptions& tenant : options.tenants) {
+    const bool good = !tenant.name.empty() &&
+                      std::all_of(tenant.name.begin(), tenant.name.end(), [](unsigned char c) {
+                        return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
+                      });
+    if (!good || tenant.name.size() >= ADDEND_CONTROL_NAME_BYTES) {
+      return make_error(Errc::kInvalidArgument, "'" + tenant.name + "' is no name for a tenant");
+    }
+    if (!names.insert(tenant.name).second) {
+      return make_error(Errc::kInvalidArgument, "two tenants are named " + tenant.name);
+    }
+    if (!tenant.key.is_set() && options.certificates.authority.empty()) {
+      return make_error(Errc::kInvalidArgument, "tenant " + tenant.name + " has no key");
+    }
+  }
+  return {};
+}
+
+}  // namespace
+}  // namespace addend::service
+
+namespace addend {
+
+Result<std::unique_ptr<Server>> Server::start(const ServerOptions& options, LogSink log) {
+  ADDEND_TRY(service::check(options));
+  auto server = std::make_unique<service::RunningServer>();
+  ADDEND_TRY(server->start(options, log));
+  return std::unique_ptr<Server>(std::move(server));
+}
+
+}  // namespace addend

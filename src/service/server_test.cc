@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// The whole server over loopback: operators, keys, pages, draining.
+#include <mutex>
+
+#include "addend/service.h"
+#include "auth/control_client.h"
+#include "gtest/gtest.h"
+
+namespace addend {
+namespace {
+
+ServiceKey key_of(uint8_t fill) {
+  ServiceKey key;
+  key.bytes.fill(fill);
+  return key;
+}
+
+class ServerTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ServerOptions options;
+    options.address = "127.0.0.1";
+    options.threads = 2;
+    options.tenants.resize(2);
+    options.tenants[0].name = "lab";
+    options.tenants[0].key = key_of(1);
+    options.tenants[1].name = "root";
+    options.tenants[1].key = key_of(2);
+    options.tenants[1].sees_all = true;
+    auto server = Server::start(
+        options, [this](LogLevel, std::string_view event, std::span<const LogField> fields) {
+          const std::lock_guard lock(mutex_);
+          for (const LogField& field : fields)
+            log_ += std::string(field.name) + "=" + field.value + " ";
+          log_ += std::string(event) + "\n";
+        });
+    ASSERT_TRUE(server) << server.error().message;
+    server_ = *std::move(server);
+  }
+  ServiceAccess access(const std::string& identity, const ServiceKey& key) const {
+    return {"127.0.0.1:" + std::to_string(server_->control_port()), identity, key, {}};
+  }
+  static JobOptions job_named(const std::string& name) {
+    JobOptions job;
+    job.name = name;
+    job.world = 4;
+    return job;
+  }
+
+  std::mutex mutex_;
+  std::string log_;
+  std::unique_ptr<Server> server_;
+};
+
+TEST_F(ServerTest, JobsAreCreatedListedAndDrained) {
+  const ServiceAccess lab = access("lab", key_of(1));
+  ASSERT_TRUE(create_job(lab, job_named("a")));
+  ASSERT_TRUE(create_job(lab, job_named("b")));
+  const Status again = create_job(lab, job_named("a"));
+  ASSERT_FALSE(again);
+  EXPECT_EQ(again.error().code, Errc::kInvalidArgument);
+  const auto jobs = list_jobs(lab);
+  ASSERT_TRUE(jobs) << jobs.error().message;
+  ASSERT_EQ(jobs->size(), 2u);
+  EXPECT_EQ((*jobs)[0].name, "a");
+  EXPECT_EQ((*jobs)[0].slots, 512u);
+  EXPECT_EQ(list_jobs(access("root", key_of(2)))->size(), 2u);
+  ASSERT_TRUE(drain_job(lab, "a"));
+  EXPECT_EQ(list_jobs(lab)->size(), 1u);
+  EXPECT_FALSE(drain_job(lab, "a"));
+}
+
+TEST_F(ServerTest, AWrongKeyIsRefusedAndLogged) {
+  const Status status = create_job(access("lab", key_of(9)), job_named("a"));
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().code, Errc::kUnavailable);
+  EXPECT_FALSE(create_job(access("nobody", key_of(1)), job_named("a")));
+  EXPECT_TRUE(list_jobs(access("lab", key_of(1)))->empty());
+  const std::lock_guard lock(mutex_);
+  EXPECT_NE(log_.find("handshake failed"), std::string::npos);
+}
+
+TEST_F(ServerTest, MetricsNameJobsAndEveryReason) {
+  ASSERT_TRUE(create_job(access("lab", key_of(1)), job_named("ring")));
+  const std::string metrics = server_->metrics();
+  for (const char* line : {"addend_jobs 1\n", "addend_job_workers{tenant=\"lab\",job=\"ring\"} 4\n",
+                           "addend_refused_total{tenant=\"\",job=\"\",reason=\"truncated\"} 0\n",
+                           "addend_refused_total{tenant=\"lab\",job=\"ring\",reason=\"ended\"} 0\n",
+                           "# TYPE addend_job_turns_total counter\n"}) {
+    EXPECT_NE(metrics.find(line), std::string::npos) << line << "\nin\n" << metrics;
+  }
+}
+
+TEST_F(ServerTest, ADrainedServerTakesNoJobs) {
+  ASSERT_TRUE(create_job(access("lab", key_of(1)), job_named("idle")));
+  server_->drain(std::chrono::milliseconds(50));
+  const Status status = create_job(access("lab", key_of(1)), job_named("late"));
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().code, Errc::kUnavailable);
+  EXPECT_TRUE(list_jobs(access("lab", key_of(1)))->empty());
+}
+
+TEST(ServerOptions, ThatCannotWorkAreRefused) {
+  const auto refused = [](const ServerOptions& options) {
+    return !Server::start(options, [](LogLevel, std::string_view, std::span<const LogField>) {
+            }).has_value();
+  };
+  ServerOptions options;
+  EXPECT_TRUE(refused(options));
+  options.tenants.resize(1);
+  options.tenants[0].name = "a";
+  EXPECT_TRUE(refused(options));  // no key
+  options.tenants[0].key = key_of(1);
+  options.tenants[0].name = "a b";
+  EXPECT_TRUE(refused(options));
+  options.tenants[0].name = "a";
+  options.threads = 65;
+  EXPECT_TRUE(refused(options));
+  options.threads = 1;
+  options.tenants.push_back(options.tenants[0]);
+  EXPECT_TRUE(refused(options));
+}
+
+}  // namespace
+}  // namespace addend

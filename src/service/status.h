@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the server is doing, for machines and for people.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "service/data_plane.h"
+#include "service/registry.h"
+
+namespace addend::service {
+
+/// "duplicate", "tag", ...
+const char* refusal_name(addend_refusal refusal);
+
+struct JobStatus {
+  JobView view;
+  aggregate::Counters counters;  ///< of the epoch, over all threads
+  uint64_t memory_bytes = 0;
+};
+
+struct ServerStatus {
+  uint32_t boot = 0;
+  double uptime_s = 0;
+  uint32_t connections = 0, threads = 0;
+  uint64_t packets = 0, bytes = 0, sent_packets = 0, sent_bytes = 0, dropped = 0;
+  std::array<uint64_t, ADDEND_REFUSAL_COUNT> refused{};  ///< of no job
+  std::vector<JobStatus> jobs;
+};
+
+/// Adds what one thread says.
+void add(ServerStatus& status, const PlaneStatus& plane);
+
+/// The Prometheus text format.
+std::string to_metrics(const ServerStatus& status);
+/// What the page asks for every second.
+std::string to_json(const ServerStatus& status);
+/// A page without outside assets that shows to_json live.
+std::string status_page();
+
+}  // namespace addend::service

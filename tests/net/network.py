@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Namespaces with one link from the server to each worker, as a switch would have them, and processes inside."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Callable, List, Optional
+
+HERE = Path(__file__).resolve().parent
+
+
+def run(*command: object, check: bool = True) -> subprocess.CompletedProcess:
+    return subprocess.run([str(word) for word in command], capture_output=True, text=True, check=check, timeout=60)
+
+
+def why_not() -> Optional[str]:
+    """Why namespaces cannot be tested here, or None."""
+    if os.geteuid() != 0:
+        return "namespaces need root"
+    probe = f"addend-probe-{os.getpid()}"
+    done = run("ip", "netns", "add", probe, check=False)
+    if done.returncode != 0:
+        return "the kernel gives no namespaces: " + done.stderr.strip()
+    run("ip", "netns", "del", probe)
+    return None
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError(what)
+        time.sleep(0.02)
+
+
+class Network:
+    """Server namespace with address 10.77.W.1 towards worker W, who has 10.77.W.2."""
+
+    def __init__(self, workers: int) -> None:
+        self.name = f"addend{os.getpid()}"
+        self.workers = workers
+        self.server_space = self.name + "s"
+        self.processes: List[subprocess.Popen] = []
+        run("ip", "netns", "add", self.server_space)
+        self.inside(self.server_space, "ip", "link", "set", "lo", "up")
+        for worker in range(workers):
+            self._link(worker)
+
+    def _link(self, worker: int) -> None:
+        space = self.space(worker)
+        run("ip", "netns", "add", space)
+        run("ip", "link", "add", f"s{worker}", "netns", self.server_space, "type", "veth", "peer", "name", "w", "netns", space)
+        for where, device, host in ((self.server_space, f"s{worker}", 1), (space, "w", 2)):
+            self.inside(where, "ip", "addr", "add", f"10.77.{worker}.{host}/24", "dev", device)
+            self.inside(where, "ip", "link", "set", device, "up")
+
+    def space(self, worker: int) -> str:
+        return f"{self.name}w{worker}"
+
+    def inside(self, space: str, *command: object) -> subprocess.CompletedProcess:
+        return run("ip", "netns", "exec", space, *command)
+
+    def start(self, space: str, *command: object) -> subprocess.Popen:
+        process = subprocess.Popen(["ip", "netns", "exec", space, *map(str, command)], stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True)
+        self.processes.append(process)
+        return process
+
+    def drop(self, ppm: int, folder: Path) -> None:
+        """Loses datagrams in both directions of every link."""
+        program = folder / f"drop{ppm}.o"
+        run("clang-14", "-O2", "-target", "bpf", f"-DDROP_PPM={ppm}", "-I/usr/include/x86_64-linux-gnu", "-c",
+            HERE / "drop.bpf.c", "-o", program)
+        for worker in range(self.workers):
+            for space, device in ((self.server_space, f"s{worker}"), (self.space(worker), "w")):
+                self.inside(space, "ip", "link", "set", "dev", device, "xdpgeneric", "obj", program, "sec", "xdp")
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+        for worker in range(self.workers):
+            run("ip", "netns", "del", self.space(worker), check=False)
+        run("ip", "netns", "del", self.server_space, check=False)
+
+
+class Service:
+    """`addend serve` in the server's namespace."""
+
+    def __init__(self, network: Network, addend: str, folder: Path, tenants: str) -> None:
+        self.network, self.addend, self.folder = network, addend, folder
+        self.config = folder / "serve.toml"
+        self.config.write_text('[server]\ndrain_s = 1\n[http]\naddress = "0.0.0.0"\n' + tenants)
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen:
+        process = self.network.start(self.network.server_space, self.addend, "serve", "--config", self.config)
+        assert process.stdout is not None
+        if not process.stdout.readline().startswith("control"):
+            raise RuntimeError("the server did not start: " + process.communicate()[1])
+        return process
+
+    def kill_and_restart(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+        self.process = self._start()
+
+    def status(self) -> dict:
+        done = self.network.inside(self.network.server_space, "curl", "-s", "http://127.0.0.1:7780/status.json")
+        return json.loads(done.stdout)
+
+    def turns(self) -> int:
+        return sum(job["turns"] for job in self.status()["jobs"])
+
+    def refused(self) -> dict:
+        status = self.status()
+        total = dict(status["refused"])
+        for job in status["jobs"]:
+            for why, count in job["refused"].items():
+                total[why] = total.get(why, 0) + count
+        return total
+
+
+def make_key(addend: str, path: Path) -> Path:
+    run(addend, "keygen", path)
+    return path

@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`addend serve`, `job` and `keygen` as users run them, and the server's pages. Usage: service_test.py PATH_OF_ADDEND"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+import urllib.request
+from pathlib import Path
+
+ADDEND = sys.argv.pop(1) if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else "addend"
+
+
+def addend(*arguments: object) -> subprocess.CompletedProcess:
+    return subprocess.run([ADDEND, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=120)
+
+
+class ServiceTest(unittest.TestCase):
+    def setUp(self) -> None:
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.folder = Path(scratch.name)
+        self.key = self.folder / "lab.key"
+        self.assertEqual(addend("keygen", self.key).returncode, 0)
+
+    def serve(self, extra: str = "", server: str = "") -> None:
+        config = self.folder / "serve.toml"
+        config.write_text('[server]\naddress = "127.0.0.1"\ncontrol_port = 0\ndata_port = 0\ndrain_s = 0.2\n' + server + "\n"
+                          f"[http]\nport = 0\n{extra}\n[[tenant]]\nname = \"lab\"\nkey_file = \"{self.key}\"\n")
+        self.server = subprocess.Popen([ADDEND, "serve", "--config", str(config)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                       text=True)
+        self.addCleanup(self.stop)
+        assert self.server.stdout is not None
+        words = self.server.stdout.readline().split()
+        self.assertEqual(words[0], "control", words)
+        self.control, self.http = words[1], words[3]
+
+    def stop(self) -> str:
+        if self.server.poll() is None:
+            self.server.send_signal(signal.SIGTERM)
+        return self.server.communicate(timeout=30)[1]
+
+    def access(self) -> list:
+        return ["--aggregator", f"127.0.0.1:{self.control}", "--identity", "lab", "--key", self.key]
+
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.http}{path}", timeout=10) as page:
+            return page.read().decode()
+
+    def test_jobs_come_and_go_and_a_signal_drains(self) -> None:
+        self.serve()
+        self.assertEqual(addend("job", "create", "ring", "--workers", 4, *self.access()).returncode, 0)
+        again = addend("job", "create", "ring", "--workers", 4, *self.access())
+        self.assertEqual(again.returncode, 1)
+        self.assertIn("there is a job named ring", again.stderr)
+        listed = json.loads(addend("job", "list", "--json", *self.access()).stdout)
+        self.assertEqual([(job["job"], job["world"], job["joined"]) for job in listed], [("ring", 4, 0)])
+        self.assertIn('addend_job_workers{tenant="lab",job="ring"} 4', self.get("/metrics"))
+        self.assertEqual(addend("job", "drain", "ring", *self.access()).returncode, 0)
+        self.assertEqual(json.loads(self.get("/status.json"))["jobs"], [])
+        log = self.stop()
+        self.assertEqual(self.server.returncode, 0, log)
+        for event in ("server started", "job created", "job draining", "job removed", "drained"):
+            self.assertIn(event, log)
+        self.assertNotIn(self.key.read_text().strip(), log)
+
+    def test_perf_runs_over_it(self) -> None:
+        self.serve()
+        done = addend("perf", "--reducer", "service", *self.access(), "-b", "256K", "-e", "256K", "-n", 2, "--json", "-c", "dense",
+                      "-c", "exact", "-c", "quant:carrier=indices")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertTrue(all(row["wrong"] == 0 for row in json.loads(done.stdout)["results"]))
+
+    def test_logs_can_be_json(self) -> None:
+        self.serve(extra='[log]\njson = true\nlevel = "info"')
+        lines = [json.loads(line) for line in self.stop().splitlines()]
+        self.assertEqual(lines[0]["event"], "server started")
+        self.assertEqual(lines[0]["control"], self.control)
+
+    @unittest.skipIf(os.geteuid() != 0, "becoming another user needs root")
+    def test_it_gives_up_what_it_does_not_need(self) -> None:
+        self.folder.chmod(0o755)
+        self.serve(server='user = "nobody"')
+        addend("job", "create", "ring", "--workers", 1, *self.access())
+        status = dict(line.split(":\t", 1) for line in Path(f"/proc/{self.server.pid}/status").read_text().splitlines() if ":\t" in line)
+        nobody = str(pwd.getpwnam("nobody").pw_uid)
+        self.assertEqual(status["Uid"].split(), [nobody] * 4)
+        self.assertEqual(status["Groups"].strip(), "")
+        self.assertEqual(int(status["CapEff"], 16), 0)
+        self.assertEqual((status["NoNewPrivs"], status["Seccomp"]), ("1", "2"))
+        for task in Path(f"/proc/{self.server.pid}/task").iterdir():
+            self.assertIn("Seccomp:\t2", (task / "status").read_text())
+        done = addend("perf", "--reducer", "service", *self.access(), "-b", "64K", "-e", "64K", "-n", 2)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn('job="ring"', self.get("/metrics"))
+
+    @unittest.skipIf(shutil.which("systemd-analyze") is None, "no systemd-analyze to look at the unit with")
+    def test_the_systemd_unit_exposes_little(self) -> None:
+        unit = Path(__file__).resolve().parents[2] / "packaging" / "addend-serve.service"
+        done = subprocess.run(["systemd-analyze", "security", "--offline=true", "--threshold=15", str(unit)], capture_output=True,
+                              text=True, check=False, timeout=60)
+        self.assertEqual(done.returncode, 0, done.stdout[-2000:] + done.stderr)
+
+    def test_certificates_open_the_door_instead_of_keys(self) -> None:
+        def openssl(*arguments: object) -> None:
+            subprocess.run(["openssl", *map(str, arguments)], cwd=self.folder, check=True, capture_output=True)
+
+        openssl("req", "-x509", "-newkey", "ed25519", "-nodes", "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=authority",
+                "-days", 2)
+        for name, usage in (("server", "subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth"),
+                            ("lab", "extendedKeyUsage=clientAuth"), ("stranger", "extendedKeyUsage=clientAuth")):
+            (self.folder / "usage").write_text(usage)
+            openssl("req", "-newkey", "ed25519", "-nodes", "-keyout", f"{name}.key.pem", "-out", "request", "-subj", f"/CN={name}")
+            openssl("x509", "-req", "-in", "request", "-CA", "ca.pem", "-CAkey", "ca.key", "-days", 2, "-extfile", "usage", "-out",
+                    f"{name}.pem")
+        self.serve(extra=f'[tls]\nauthority = "{self.folder}/ca.pem"\ncertificate = "{self.folder}/server.pem"\n'
+                         f'key = "{self.folder}/server.key.pem"')
+
+        def create(name: str, aggregator: str, job: str) -> subprocess.CompletedProcess:
+            return addend("job", "create", job, "--workers", 1, "--aggregator", f"{aggregator}:{self.control}", "--authority",
+                          self.folder / "ca.pem", "--certificate", self.folder / f"{name}.pem", "--certificate-key",
+                          self.folder / f"{name}.key.pem")
+
+        good = create("lab", "127.0.0.1", "a")
+        self.assertEqual(good.returncode, 0, good.stderr)
+        # A certificate of the authority for nobody we know, and a server that is not the one that was asked for.
+        self.assertIn("only a tenant may create jobs", create("stranger", "127.0.0.1", "b").stderr)
+        self.assertEqual(create("lab", "localhost", "c").returncode, 1)
+        # Keys still work beside them.
+        self.assertEqual(len(json.loads(addend("job", "list", "--json", *self.access()).stdout)), 1)
+
+    def test_mistakes_in_the_configuration_are_named(self) -> None:
+        for text, words in (("[server]\nthreds = 2\n", "no key 'threds'"), ("[srver]\n", "no table [srver]"),
+                            ("[server]\nthreads = 'two'\n", "'threads' wants a number"), ("[server\n", "serve.toml:1"),
+                            ("", "without tenants"), ("[[tenant]]\nname = 'a b'\n", "no name for a tenant"),
+                            ("[[tenant]]\nname = 'a'\n", "has no key")):
+            config = self.folder / "serve.toml"
+            config.write_text(text)
+            done = addend("serve", "--config", config)
+            self.assertEqual(done.returncode, 1, text)
+            self.assertIn(words, done.stderr)
+
+    def test_a_key_that_others_may_read_is_refused(self) -> None:
+        self.key.chmod(0o644)
+        done = addend("serve", "--key", self.key)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("others may read this key", done.stderr)
+        self.assertIn("File exists", addend("keygen", self.key).stderr)
+
+    @unittest.skipIf(shutil.which("chromium") is None, "no chromium to look at the page with")
+    def test_the_page_shows_jobs_in_a_browser(self) -> None:
+        self.serve()
+        addend("job", "create", "ring", "--workers", 4, *self.access())
+        done = subprocess.run(["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000", "--dump-dom",
+                               f"--user-data-dir={self.folder}/browser", f"http://127.0.0.1:{self.http}/"], capture_output=True,
+                              text=True, check=True, timeout=120)
+        self.assertIn("<td>lab/ring (waiting)</td><td>0/4</td><td>512</td>", done.stdout)
+        self.assertIn("1 data threads", done.stdout)
+        self.assertRegex(done.stdout, r'<polyline class="in" id="in" points="0,')
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs come and go for a while; the server's memory must not grow. ADDEND_SOAK_SECONDS (20) says how long.
+Usage: soak_test.py PATH_OF_ADDEND"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import urllib.request
+from pathlib import Path
+
+ADDEND = sys.argv.pop(1) if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else "addend"
+SECONDS = float(os.environ.get("ADDEND_SOAK_SECONDS", "20"))
+MIB = 1 << 20
+
+
+class SoakTest(unittest.TestCase):
+    def setUp(self) -> None:
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.key = Path(scratch.name) / "key"
+        subprocess.run([ADDEND, "keygen", self.key], check=True, capture_output=True)
+        self.server = subprocess.Popen([ADDEND, "serve", "--key", self.key, "--port", "0", "--address", "127.0.0.1"],
+                                       stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.addCleanup(self.stop)
+        assert self.server.stdout is not None
+        words = self.server.stdout.readline().split()
+        self.control, self.http = words[1], words[3]
+
+    def stop(self) -> None:
+        self.server.send_signal(signal.SIGTERM)
+        self.server.communicate(timeout=60)
+
+    def perf(self, job: str, iterations: int, size: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            [ADDEND, "perf", "--reducer", "service", "--aggregator", f"127.0.0.1:{self.control}", "--key", self.key, "--job", job,
+             "-b", size, "-e", size, "-n", str(iterations), "-c", "dense"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def finish(self, process: subprocess.Popen) -> None:
+        out, err = process.communicate(timeout=300)
+        self.assertEqual(process.returncode, 0, out + err)
+
+    def resident_bytes(self) -> int:
+        for line in Path(f"/proc/{self.server.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024
+        raise RuntimeError("no VmRSS")
+
+    def metric(self, name: str) -> float:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.http}/metrics", timeout=10) as page:
+            for line in page.read().decode().splitlines():
+                if line.startswith(name + " "):
+                    return float(line.split()[1])
+        raise KeyError(name)
+
+    def test_memory_does_not_grow_with_jobs(self) -> None:
+        for i in range(5):
+            self.finish(self.perf(f"warm{i}", 2, "256K"))
+        before, jobs, end = self.resident_bytes(), 0, time.monotonic() + SECONDS
+        while time.monotonic() < end:
+            self.finish(self.perf(f"job{jobs}", 2, "256K"))
+            jobs += 1
+        grown = self.resident_bytes() - before
+        print(f"{jobs} jobs, {self.metric('addend_received_packets_total'):.0f} packets, memory grew by {grown / MIB:.2f} MiB")
+        self.assertLess(grown, 2 * MIB)
+        self.assertEqual(self.metric("addend_jobs"), 0)
+
+    def test_eight_jobs_fit_in_64_mib(self) -> None:
+        jobs = [self.perf(f"job{i}", 5, "4M") for i in range(8)]
+        most = 0
+        while any(job.poll() is None for job in jobs):
+            most = max(most, self.resident_bytes())
+            time.sleep(0.05)
+        for job in jobs:
+            self.finish(job)
+        print(f"8 jobs of 512 slots: {most / MIB:.1f} MiB")
+        self.assertLess(most, 64 * MIB)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+// Workers' streams against the aggregator's slots over a bad network, without sockets or time:
+// frames are lost, doubled, reordered and late; the aggregator loses its memory. Every chunk's sum
+// must be right on every worker, and the whole must come to an end.
+#include "reduce/service/stream.h"
+
+#include <cstring>
+#include <deque>
+
+#include "aggregate/slots.h"
+#include "gtest/gtest.h"
+#include "wire/hash.h"
+
+namespace addend::service_client {
+namespace {
+
+constexpr uint32_t kPayload = 16;
+constexpr uint64_t kStepNs = 20'000;
+
+auth::FrameKey key_of(uint8_t fill) {
+  std::array<uint8_t, auth::Secret::kBytes> bytes;
+  bytes.fill(fill);
+  return *auth::FrameKey::create(
+      auth::Secret{std::span<const uint8_t, auth::Secret::kBytes>(bytes)}, kPayload);
+}
+
+struct Faults {
+  uint32_t loss_percent = 0;
+  uint32_t duplicate_percent = 0;
+  uint32_t late_percent = 0;
+  uint32_t restarts = 0;
+};
+
+class Job {
+ public:
+  Job(uint64_t seed, uint32_t world, uint32_t slots, uint64_t chunks, const Faults& faults)
+      : seed_(seed), chunks_(chunks), faults_(faults), result_key_(key_of(99)) {
+    options_.boot = 1;
+    options_.world = world;
+    options_.slots = slots;
+    options_.payload_bytes = kPayload;
+    options_.ops = 1u << ADDEND_OP_SUM_I32;
+    for (uint32_t w = 0; w < world; ++w) {
+      worker_keys_.push_back(key_of(static_cast<uint8_t>(w)));
+      streams_.emplace_back(slots, kPayload);
+      done_.emplace_back(chunks, false);
+    }
+    begin_epoch({});
+  }
+
+  void run() {
+    uint32_t restarts = faults_.restarts;
+    for (now_ns_ = 0; !finished(); now_ns_ += kStepNs) {
+      ASSERT_LT(now_ns_, 200'000'000'000u) << "seed " << seed_ << ": no end";
+      for (uint32_t w = 0; w < options_.world; ++w)
+        drive(w);
+      pass_on();
+      if (restarts > 0 && draw(400) == 0) {
+        --restarts;
+        restart();
+      }
+    }
+  }
+  uint64_t resent() const {
+    uint64_t sum = 0;
+    for (const Stream& stream : streams_)
+      sum += stream.resent();
+    return sum;
+  }
+  double virtual_seconds() const { return static_cast<double>(now_ns_) * 1e-9; }
+
+ private:
+  struct Flight {
+    uint32_t to;  // a worker, or world for the aggregator
+    std::vector<uint8_t> bytes;
+  };
+
+  uint32_t draw(uint32_t range) {
+    return addend_reduce32(static_cast<uint32_t>(addend_random(seed_, draws_++) >> 32), range);
+  }
+  int32_t value(uint32_t worker, uint64_t chunk, uint32_t lane) const {
+    return static_cast<int32_t>(addend_random(seed_ + worker, chunk * 4 + lane));
+  }
+
+  void begin_epoch(const std::vector<uint32_t>& positions) {
+    ++options_.epoch;
+    slots_ = std::make_unique<aggregate::Slots>(*aggregate::Slots::create(options_));
+    for (uint32_t w = 0; w < options_.world; ++w) {
+      ASSERT_TRUE(streams_[w].enter({options_.epoch, options_.boot, w, options_.world,
+                                     &worker_keys_[w], &result_key_, positions}));
+    }
+  }
+
+  // What a server does with the places that workers tell when they join again.
+  void restart() {
+    std::vector<uint32_t> positions(options_.slots, ~0u);
+    for (const Stream& stream : streams_) {
+      for (uint32_t s = 0; s < options_.slots; ++s)
+        positions[s] = std::min(positions[s], stream.positions()[s]);
+    }
+    ++options_.boot;
+    begin_epoch(positions);
+  }
+
+  bool finished() const {
+    for (const Stream& stream : streams_) {
+      if (stream.next() < chunks_ || stream.outstanding() > 0) return false;
+    }
+    return true;
+  }
+
+  void drive(uint32_t worker) {
+    Stream& stream = streams_[worker];
+    // Workers are not in step: some idle for a while.
+    if (draw(4) == 0) return;
+    while (stream.next() < chunks_ && stream.has_room()) {
+      std::array<int32_t, 4> lanes;
+      for (uint32_t i = 0; i < 4; ++i)
+        lanes[i] = value(worker, stream.next(), i);
+      stream.add(Op::kSumI32, {reinterpret_cast<const uint8_t*>(lanes.data()), kPayload}, 0);
+    }
+    for (const Stream::Frame& frame : stream.collect(now_ns_))
+      post({options_.world, {frame.bytes.begin(), frame.bytes.end()}});
+  }
+
+  void post(const Flight& flight) {
+    if (draw(100) < faults_.loss_percent) return;
+    wire_.push_back(flight);
+    if (draw(100) < faults_.duplicate_percent) wire_.push_back(flight);
+    if (draw(100) < faults_.late_percent) late_.push_back(flight);
+  }
+
+  void pass_on() {
+    if (!late_.empty() && draw(20) == 0) {
+      wire_.push_back(late_.front());
+      late_.pop_front();
+    }
+    for (std::size_t left = wire_.size(); left > 0 && !wire_.empty(); --left) {
+      const uint32_t pick = draw(static_cast<uint32_t>(std::min<std::size_t>(wire_.size(), 4)));
+      const Flight flight = wire_[pick];
+      wire_.erase(wire_.begin() + pick);
+      flight.to == options_.world ? aggregate(flight.bytes) : deliver(flight.to, flight.bytes);
+    }
+  }
+
+  void aggregate(const std::vector<uint8_t>& bytes) {
+    addend_frame_header header;
+    std::memcpy(&header, bytes.data(), sizeof(header));
+    const auto payload = std::span<const uint8_t>(bytes).subspan(sizeof(header));
+    const addend_frame_header wire = header;
+    addend_frame_swap(&header);
+    ASSERT_TRUE(worker_keys_[header.worker].verify(wire, payload));
+    const auto outcome =
+        slots_->handle(header, payload.data(), static_cast<uint32_t>(bytes.size()), now_ns_);
+    ASSERT_NE(outcome.refusal, ADDEND_REFUSAL_MISMATCH);
+    const auto& reply = outcome.reply;
+    if (reply.audience == aggregate::Audience::kNobody) return;
+    addend_frame_header back = reply.header;
+    addend_frame_swap(&back);
+    back.tag = addend_be64(result_key_.tag(back, reply.payload));
+    std::vector<uint8_t> frame(sizeof(back) + reply.payload.size());
+    std::memcpy(frame.data(), &back, sizeof(back));
+    std::memcpy(frame.data() + sizeof(back), reply.payload.data(), reply.payload.size());
+    for (uint32_t w = 0; w < options_.world; ++w) {
+      if (reply.audience == aggregate::Audience::kEveryone || w == header.worker) post({w, frame});
+    }
+  }
+
+  void deliver(uint32_t worker, const std::vector<uint8_t>& bytes) {
+    Arrival arrival{};
+    addend_control_ended ended{};
+    const auto verdict = streams_[worker].receive(bytes, now_ns_, arrival, ended);
+    ASSERT_NE(verdict, Stream::Verdict::kNotice);
+    if (verdict != Stream::Verdict::kArrived) return;
+    ASSERT_LT(arrival.number, chunks_);
+    ASSERT_FALSE(done_[worker][arrival.number]) << "twice";
+    done_[worker][arrival.number] = true;
+    for (uint32_t i = 0; i < 4; ++i) {
+      uint32_t expected = 0, sum;
+      for (uint32_t w = 0; w < options_.world; ++w)
+        expected += static_cast<uint32_t>(value(w, arrival.number, i));
+      std::memcpy(&sum, arrival.sums.data() + i * 4, 4);
+      ASSERT_EQ(sum, expected) << "seed " << seed_ << " chunk " << arrival.number;
+    }
+  }
+
+  uint64_t seed_, draws_ = 0, chunks_, now_ns_ = 0;
+  Faults faults_;
+  aggregate::SlotsOptions options_;
+  auth::FrameKey result_key_;
+  std::vector<auth::FrameKey> worker_keys_;
+  std::unique_ptr<aggregate::Slots> slots_;
+  std::vector<Stream> streams_;
+  std::vector<std::vector<bool>> done_;
+  std::deque<Flight> wire_, late_;
+};
+
+TEST(Stream, EverySumIsRightOverAGoodNetworkAndNothingIsSentTwice) {
+  Job job(1, 4, 64, 5000, {});
+  job.run();
+  EXPECT_EQ(job.resent(), 0u);
+}
+
+TEST(Stream, EverySumIsRightOverABadNetwork) {
+  for (uint64_t seed = 1; seed <= 200; ++seed) {
+    const auto draw = [&](uint64_t i, uint32_t range) {
+      return static_cast<uint32_t>(addend_random(seed, i) % range);
+    };
+    Job job(seed, 1 + draw(1, 5), 1 + draw(2, 40), 100 + draw(3, 400),
+            {draw(4, 20), draw(5, 20), draw(6, 10), 0});
+    job.run();
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST(Stream, WorkersGoOnAfterTheAggregatorHasLostItsMemory) {
+  for (uint64_t seed = 1; seed <= 300; ++seed) {
+    const auto draw = [&](uint64_t i, uint32_t range) {
+      return static_cast<uint32_t>(addend_random(seed, i) % range);
+    };
+    Job job(seed, 1 + draw(1, 4), 1 + draw(2, 20), 100 + draw(3, 200),
+            {draw(4, 10), draw(5, 10), draw(6, 10), 1 + draw(7, 4)});
+    job.run();
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST(Stream, AWorkerThatLostItsPlaceCannotGoOn) {
+  Stream stream(4, kPayload);
+  const auth::FrameKey key = key_of(1);
+  const std::vector<uint32_t> positions = {2, 0, 0, 0};
+  EXPECT_FALSE(stream.enter({1, 1, 0, 2, &key, &key, positions}));
+  EXPECT_TRUE(stream.enter({1, 1, 0, 2, &key, &key, {}}));
+}
+
+TEST(Stream, GarbageAndForgeriesAreIgnored) {
+  Stream stream(4, kPayload);
+  const auth::FrameKey key = key_of(1), other = key_of(2);
+  ASSERT_TRUE(stream.enter({1, 1, 0, 1, &key, &key, {}}));
+  const std::vector<uint8_t> lanes(kPayload, 1);
+  stream.add(Op::kSumI32, lanes, 0);
+  ASSERT_EQ(stream.collect(0).size(), 1u);
+  Arrival arrival{};
+  addend_control_ended ended{};
+  const auto verdict = [&](const std::vector<uint8_t>& bytes) {
+    return stream.receive(bytes, 0, arrival, ended);
+  };
+  EXPECT_EQ(verdict({}), Stream::Verdict::kIgnored);
+  EXPECT_EQ(verdict(std::vector<uint8_t>(56, 7)), Stream::Verdict::kIgnored);
+  addend_frame_header header{};
+  header.magic = ADDEND_FRAME_MAGIC;
+  header.version = ADDEND_FRAME_VERSION;
+  header.kind = ADDEND_FRAME_RESULT;
+  header.epoch = header.boot = 1;
+  header.op = ADDEND_OP_SUM_I32;
+  header.length = kPayload;
+  header.contributors = header.count = 1;
+  const auto frame = [&](const auth::FrameKey& with) {
+    addend_frame_header wire = header;
+    addend_frame_swap(&wire);
+    wire.tag = addend_be64(with.tag(wire, lanes));
+    std::vector<uint8_t> bytes(sizeof(wire) + kPayload, 1);
+    std::memcpy(bytes.data(), &wire, sizeof(wire));
+    return bytes;
+  };
+  EXPECT_EQ(verdict(frame(other)), Stream::Verdict::kIgnored);
+  header.epoch = 2;
+  EXPECT_EQ(verdict(frame(key)), Stream::Verdict::kIgnored);
+  header.epoch = 1;
+  header.slot = 1;
+  EXPECT_EQ(verdict(frame(key)), Stream::Verdict::kIgnored);
+  header.slot = 4;
+  EXPECT_EQ(verdict(frame(key)), Stream::Verdict::kIgnored);
+  header.slot = 0;
+  EXPECT_EQ(verdict(frame(key)), Stream::Verdict::kArrived);
+  EXPECT_EQ(verdict(frame(key)), Stream::Verdict::kIgnored);
+}
+
+}  // namespace
+}  // namespace addend::service_client
