@@ -239,6 +239,10 @@ ADDEND_API addend_status addend_custom_create(uint32_t world, uint32_t worker,
 /* For reduce functions: the message that comes with the status they return. */
 ADDEND_API void addend_set_error(const char* message);
 
+/* Reduces every plane of `round` over all workers, in place (table sums: into their sums): for
+ * callers that step codecs by hand. Collective; not while a pipeline uses the reducer. */
+ADDEND_API addend_status addend_reducer_reduce(addend_reducer* reducer, addend_round* round,
+                                               uint64_t timeout_ns);
 ADDEND_API uint32_t addend_reducer_world(const addend_reducer* reducer);
 ADDEND_API uint32_t addend_reducer_worker(const addend_reducer* reducer);
 ADDEND_API void addend_reducer_destroy(addend_reducer* reducer);

@@ -2,6 +2,7 @@
 """Addend: gradients that add while compressed. `addend.torch` is the PyTorch front."""
 
 from addend._native import version as _version
+from addend.aggregator import Aggregator, ServiceReducer
 from addend.codec import Codec
 from addend.errors import (
     Capacity,
@@ -24,6 +25,7 @@ from addend.simulation import Simulation, Simulator, simulate
 __version__ = _version()
 
 __all__ = [
+    "Aggregator",
     "Capacity",
     "Codec",
     "Error",
@@ -36,6 +38,7 @@ __all__ = [
     "Plane",
     "Report",
     "Round",
+    "ServiceReducer",
     "Simulation",
     "Simulator",
     "Status",

@@ -17,6 +17,7 @@ from ctypes import (
     c_double,
     c_int,
     c_size_t,
+    c_uint8,
     c_uint32,
     c_uint64,
     c_void_p,
@@ -88,7 +89,28 @@ class Report(ctypes.Structure):
     ]
 
 
+class ServiceOptions(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("world", c_uint32),
+        ("worker", c_uint32),
+        ("slots", c_uint32),
+        ("payload_bytes", c_uint32),
+        ("quorum", c_uint32),
+        ("patience_ns", c_uint64),
+        ("join_timeout_ns", c_uint64),
+        ("aggregator", c_char_p),
+        ("job", c_char_p),
+        ("identity", c_char_p),
+        ("key", POINTER(c_uint8)),
+        ("authority", c_char_p),
+        ("certificate", c_char_p),
+        ("certificate_key", c_char_p),
+    ]
+
+
 _CODEC = c_void_p
+_REDUCER = c_void_p
 # name, result, arguments. A c_int result is an addend_status.
 _FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("version", c_char_p, []),
@@ -113,6 +135,10 @@ _FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("codec_scale_residual", c_int, [_CODEC, c_double]),
     ("codec_report", c_int, [_CODEC, POINTER(Report)]),
     ("codec_memory_bytes", c_uint64, [_CODEC]),
+    ("service_options_init", None, [POINTER(ServiceOptions), c_size_t]),
+    ("service_create", c_int, [POINTER(ServiceOptions), POINTER(_REDUCER)]),
+    ("reducer_reduce", c_int, [_REDUCER, POINTER(Round), c_uint64]),
+    ("reducer_destroy", None, [_REDUCER]),
 ]
 
 

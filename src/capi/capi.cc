@@ -351,6 +351,18 @@ addend_status addend_custom_create(uint32_t world, uint32_t worker, addend_reduc
   });
 }
 
+addend_status addend_reducer_reduce(addend_reducer* reducer, addend_round* round,
+                                    uint64_t timeout_ns) {
+  return guarded([&] {
+    if (reducer == nullptr || round == nullptr)
+      return invalid("addend_reducer_reduce: null argument");
+    auto planes = addend::to_cpp(*round);
+    if (!planes) return fail(planes.error());
+    const auto limit = std::chrono::nanoseconds(
+        std::min<uint64_t>(timeout_ns, std::chrono::nanoseconds(std::chrono::hours(24)).count()));
+    return to_status(reducer->reducer->reduce(*planes, std::chrono::steady_clock::now() + limit));
+  });
+}
 uint32_t addend_reducer_world(const addend_reducer* reducer) {
   return reducer == nullptr ? 0 : reducer->reducer->world();
 }

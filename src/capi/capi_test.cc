@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstring>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -298,6 +299,37 @@ TEST(CApi, ACustomReducerCarriesThePipelineAndItsErrors) {
   addend_pipeline_destroy(pipeline);
   addend_codec_destroy(codec);
   addend_reducer_destroy(reducer);
+}
+
+TEST(CApi, ARoundIsReducedByHand) {
+  constexpr uint32_t kWorld = 3;
+  addend_reducer* reducers[kWorld];
+  ASSERT_EQ(addend_local_create(kWorld, reducers), ADDEND_OK);
+  std::vector<std::thread> workers;
+  for (uint32_t w = 0; w < kWorld; ++w) {
+    workers.emplace_back([&, w] {
+      uint32_t lanes[] = {w, 10 * w};
+      addend_round round{};
+      round.plane_count = 1;
+      round.planes[0] = {ADDEND_OP_SUM_I32, 2, lanes, nullptr, nullptr};
+      EXPECT_EQ(addend_reducer_reduce(reducers[w], &round, 60'000'000'000), ADDEND_OK);
+      EXPECT_EQ(lanes[0], 3u);
+      EXPECT_EQ(lanes[1], 30u);
+    });
+  }
+  for (std::thread& worker : workers)
+    worker.join();
+  addend_round round{};
+  EXPECT_EQ(addend_reducer_reduce(nullptr, &round, 1), ADDEND_INVALID_ARGUMENT);
+  round.plane_count = ADDEND_MAX_PLANES + 1;
+  EXPECT_EQ(addend_reducer_reduce(reducers[0], &round, 1), ADDEND_INVALID_ARGUMENT);
+  round.plane_count = 1;
+  round.planes[0] = {static_cast<addend_op>(ADDEND_OP_COUNT), 1, &round, nullptr, nullptr};
+  EXPECT_EQ(addend_reducer_reduce(reducers[0], &round, 1), ADDEND_INVALID_ARGUMENT);
+  round.planes[0] = {ADDEND_OP_TABLE_SUM_U8, 1, &round, nullptr, nullptr};
+  EXPECT_EQ(addend_reducer_reduce(reducers[0], &round, 1), ADDEND_INVALID_ARGUMENT);
+  for (addend_reducer* reducer : reducers)
+    addend_reducer_destroy(reducer);
 }
 
 }  // namespace

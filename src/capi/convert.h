@@ -11,6 +11,8 @@
 namespace addend {
 
 addend_round to_c(const Round& round);
+/// kInvalidArgument for more planes than a round holds and for unknown operations.
+Result<Round> to_cpp(const addend_round& round);
 
 /// The defaults, for a caller whose struct has `size` bytes.
 addend_layout default_layout(std::size_t size);

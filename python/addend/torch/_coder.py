@@ -297,7 +297,8 @@ class CodecJob(GradientJob):
         if self._encoded:
             return
         self._encoded = True
-        self._stays = self._memory.on_device and self._coder.dense_next()
+        may_stay = self._memory.on_device and self._engine.sums_on_device
+        self._stays = may_stay and self._coder.dense_next()
         with self._stage("encode"):
             if self._stays:
                 with self._memory.order():

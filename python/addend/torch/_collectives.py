@@ -80,7 +80,7 @@ class _Context:
     """What calls on one group share: the worker, and codecs that learn from call to call."""
 
     def __init__(self, group: Any, deadline: float) -> None:
-        self.worker: Worker = start(group, deadline, None)
+        self.worker: Worker = start(group, deadline)
         self.meter = Meter(self.worker.engine.rank)
         self.calls = 0
         self._coders: dict[tuple[Any, ...], Coder] = {}

@@ -19,12 +19,12 @@ import ctypes
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Callable
+from typing import Any, Callable, ClassVar
 
 import torch
 import torch.distributed as dist
 
-from addend import Op, Plane, fold, fold_table
+from addend import Aggregator, Op, Plane, ServiceReducer, fold, fold_table
 from addend.torch import _group
 from addend.torch._group import Group
 
@@ -106,6 +106,10 @@ class Engine:
     device: torch.device
     native: frozenset[Op]  # operations left to the backend
     link: Link = field(default_factory=Link)
+    sums_on_device: ClassVar[bool] = True  # plain sums of device tensors need not leave it
+
+    def close(self) -> None:
+        """After the last round."""
 
     def __post_init__(self) -> None:
         self.world: int = dist.get_world_size(self.group)
@@ -247,6 +251,24 @@ class Engine:
         self._pool.give(send, receive, summed, gathered)
 
 
+@dataclass
+class AggregatedEngine(Engine):
+    """Rounds go to an aggregation server; headers and plain sums stay with the group."""
+
+    reducer: ServiceReducer | None = None
+    timeout_s: float = 300.0
+    sums_on_device: ClassVar[bool] = False  # every sum is the server's
+
+    def close(self) -> None:
+        if self.reducer is not None:
+            self.reducer.close()
+
+    def reduce(self, planes: Sequence[Plane], last: bool) -> Steps:
+        assert self.reducer is not None
+        self.reducer.reduce([plane for plane in planes if plane.lanes > 0], self.timeout_s)
+        yield from ()  # the call returns when the sums are there
+
+
 class _Staged:
     """A work whose result must be copied to where the caller wants it."""
 
@@ -377,10 +399,22 @@ def measure_link(engine: Engine) -> Link:
     return Link(latency * 1e6, bits / max(bulk - latency, bulk / 4) * 1e-9)
 
 
-def make_engine(group: Group, timeout_s: float, link: Link | None = None) -> Engine:
+def make_engine(
+    group: Group,
+    timeout_s: float,
+    link: Link | None = None,
+    aggregator: Aggregator | None = None,
+) -> Engine:
     """An engine on a group of its own with the members of `group`. Collective."""
     twin = _group.make_twin(group, timeout_s)
     device = _group.transport_device(twin)
-    engine = Engine(twin, device, _group.probe(twin, device))
+    native = _group.probe(twin, device)
+    engine: Engine
+    if aggregator is None:
+        engine = Engine(twin, device, native)
+    else:
+        world, rank = dist.get_world_size(twin), dist.get_rank(twin)
+        reducer = ServiceReducer(aggregator, world, rank)
+        engine = AggregatedEngine(twin, device, native, reducer=reducer, timeout_s=timeout_s)
     engine.link = link if link is not None else measure_link(engine)
     return engine

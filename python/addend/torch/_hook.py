@@ -7,13 +7,13 @@ No postponed annotations here: DDP compares the hook's annotations with the type
 import dataclasses
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Union
 
 import torch
 import torch.distributed as dist
 
 import addend
-from addend import Codec, InvalidArgument, Mismatch, Unavailable
+from addend import Aggregator, Codec, InvalidArgument, Mismatch, Unavailable
 from addend.torch import _group, _header, _log
 from addend.torch._coder import DTYPES, CodecJob, Coder, Memory, PlainJob, Plan, Run
 from addend.torch._engine import Engine, Link, make_engine
@@ -54,9 +54,14 @@ def _bytes_tensor(state: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(state), dtype=torch.uint8)
 
 
-def start(group: Any, deadline_s: float, link: Optional[Link]) -> Worker:
+def start(
+    group: Any,
+    deadline_s: float,
+    link: Optional[Link] = None,
+    aggregator: Optional[Aggregator] = None,
+) -> Worker:
     """A worker on a group of its own. Collective over `group`."""
-    engine = make_engine(group, deadline_s + 30, link)
+    engine = make_engine(group, deadline_s + 30, link, aggregator)
 
     def exchange(message: bytes) -> list[bytes]:
         return _group.exchange_blocking(engine.group, engine.device, message)
@@ -414,6 +419,7 @@ def attach(
     seed: int = 0,
     link: Optional[Link] = None,
     in_place: Optional[bool] = None,
+    aggregator: Union[str, Aggregator, None] = None,
 ) -> Handle:
     """Sends the gradients of a DistributedDataParallel model compressed. Collective.
 
@@ -423,7 +429,9 @@ def attach(
     deadline: seconds that a bucket may wait for another rank before the step fails on all of them.
     seed: of quantisation; the same on all ranks. link: the network's latency and speed, measured
     when not given. in_place: let plain sums run in the bucket itself; by default only where a
-    failure then still leaves the gradients alone (gradient_as_bucket_view=False).
+    failure then still leaves the gradients alone (gradient_as_bucket_view=False). aggregator:
+    "host:port" of an aggregation server (docs/service.md) that does the sums, its key in the file
+    that ADDEND_KEY_FILE names, or an addend.Aggregator with everything said.
     """
     if not hasattr(model, "register_comm_hook"):
         raise InvalidArgument("attach takes a model wrapped in DistributedDataParallel")
@@ -433,7 +441,9 @@ def attach(
     if group is None:
         raise Unavailable("the model has no process group")
     specs = Specs(codec, overrides or {}, dist.get_world_size(group))
-    worker = start(group, deadline, link)
+    if isinstance(aggregator, str):
+        aggregator = Aggregator(aggregator)
+    worker = start(group, deadline, link, aggregator)
     handle = Handle(model, specs, worker, seed=seed, in_place=in_place, scaler=scaler)
     try:
         model.register_comm_hook(None, handle._hook)

@@ -150,6 +150,7 @@ class Worker:
         self.rollcall.close()
         _open_workers.discard(self)
         if not self._thread.is_alive() and not self._inline:
+            self.engine.close()
             _group.destroy(self.engine.group)
             self.engine.group = None
 

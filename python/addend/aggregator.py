@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's end of a job at an aggregation server (docs/service.md)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from addend import _native
+from addend._native import check, library
+from addend.errors import InvalidArgument
+from addend.plane import Plane
+
+KEY_BYTES = 32
+KEY_FILE_VARIABLE = "ADDEND_KEY_FILE"
+
+
+@dataclass(frozen=True)
+class Aggregator:
+    """Where the server is and who we are there.
+
+    `key_file`: as `addend keygen` makes it; by default what ADDEND_KEY_FILE names. Or certificates:
+    `authority`, `certificate`, `certificate_key`, PEM files. `slots` and `payload_bytes` count for
+    the worker whose join makes the job.
+    """
+
+    address: str  # "host:port" of the control plane
+    job: str = "default"
+    identity: str = "default"  # tenant, or "tenant/job" with a job's own key
+    key_file: str | None = None
+    authority: str | None = None
+    certificate: str | None = None
+    certificate_key: str | None = None
+    slots: int = 512
+    payload_bytes: int = 1408
+    patience_s: float = 0.0
+    join_timeout_s: float = 60.0
+
+    def key(self) -> bytes | None:
+        """The pre-shared key; None where certificates are used."""
+        path = self.key_file or os.environ.get(KEY_FILE_VARIABLE)
+        if path is None:
+            if self.certificate is None:
+                raise InvalidArgument(
+                    f"the aggregator wants a key_file (or {KEY_FILE_VARIABLE}) or certificates"
+                )
+            return None
+        if os.stat(path).st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise InvalidArgument(f"{path}: others may read this key; 'chmod 600' it")
+        with open(path) as file:
+            text = file.readline().strip()
+        try:
+            key = bytes.fromhex(text)
+        except ValueError:
+            key = b""
+        if len(key) != KEY_BYTES:
+            raise InvalidArgument(f"{path}: a key is {2 * KEY_BYTES} hexadecimal digits")
+        return key
+
+
+def _text(value: str | None) -> bytes | None:
+    return None if value is None else value.encode()
+
+
+class ServiceReducer:
+    """Sums planes at the server. Returns when all workers have joined. One thread at a time."""
+
+    def __init__(self, aggregator: Aggregator, world: int, worker: int) -> None:
+        key = aggregator.key()
+        options = _native.ServiceOptions()
+        library.service_options_init(options, ctypes.sizeof(options))
+        options.world, options.worker = world, worker
+        options.slots, options.payload_bytes = aggregator.slots, aggregator.payload_bytes
+        options.patience_ns = int(aggregator.patience_s * 1e9)
+        options.join_timeout_ns = int(aggregator.join_timeout_s * 1e9)
+        options.aggregator = _text(aggregator.address)
+        options.job, options.identity = _text(aggregator.job), _text(aggregator.identity)
+        options.key = None if key is None else (ctypes.c_uint8 * KEY_BYTES)(*key)
+        options.authority = _text(aggregator.authority)
+        options.certificate = _text(aggregator.certificate)
+        options.certificate_key = _text(aggregator.certificate_key)
+        handle = ctypes.c_void_p()
+        check(library.service_create(options, ctypes.byref(handle)))
+        self._handle = handle.value
+        self._round = _native.Round()
+        self._finalizer = weakref.finalize(self, library.reducer_destroy, handle.value)
+
+    def reduce(self, planes: Sequence[Plane], timeout_s: float) -> None:
+        """Sums every plane over all workers, in place; table sums into their `sums`."""
+        for first in range(0, len(planes), _native.MAX_PLANES):
+            part = planes[first : first + _native.MAX_PLANES]
+            self._round.plane_count = len(part)
+            for slot, plane in zip(self._round.planes, part):
+                slot.op, slot.lanes, slot.data = plane.op, plane.lanes, plane.data
+                slot.table, slot.sums = plane.table or None, plane.sums or None
+            check(library.reducer_reduce(self._handle, self._round, int(timeout_s * 1e9)))
+
+    def close(self) -> None:
+        self._finalizer()
