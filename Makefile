@@ -62,8 +62,9 @@ test-python: python-env
 	.venv/bin/ruff format --check $(PYTHON_SOURCES)
 	.venv/bin/mypy python/addend
 	cmake --preset dev
-	cmake --build --preset dev -j $(JOBS) --target addend_c
-	ADDEND_LIBRARY=$(CURDIR)/build/dev/src/capi/libaddend.so .venv/bin/pytest
+	cmake --build --preset dev -j $(JOBS) --target addend_c addend
+	ADDEND_LIBRARY=$(CURDIR)/build/dev/src/capi/libaddend.so \
+	ADDEND_COMMAND=$(CURDIR)/build/dev/apps/addend/addend .venv/bin/pytest
 
 # The sanitizers look at the library and its tests; the command line was tested above.
 test-asan:
