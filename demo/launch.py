@@ -63,7 +63,7 @@ def _spec(text: str) -> str:
     """Refuses at once what would otherwise fail after minutes."""
     if text != BASELINE:
         try:
-            addend.Codec(text, dtype="f32", count=1, world=1, worker=0).close()
+            addend.Codec(text, dtype="float32", count=1, world=1, worker=0).close()
         except addend.Error as error:
             raise argparse.ArgumentTypeError(str(error)) from error
     return text
