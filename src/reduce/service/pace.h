@@ -22,9 +22,10 @@ class Pace {
 
   /// Of a chunk that was sent for the `tries`th time: doubled for each.
   uint64_t timeout_ns(uint32_t tries = 1) const {
-    const uint64_t base = smoothed_ns_ == 0 ? kFirstTimeoutNs
-                                            : std::clamp(2 * (smoothed_ns_ + deviation_ns_),
-                                                         kLeastTimeoutNs, kMostTimeoutNs);
+    const uint64_t base = smoothed_ns_ == 0
+                              ? kFirstTimeoutNs
+                              : std::clamp(2 * scale_ * (smoothed_ns_ + deviation_ns_),
+                                           kLeastTimeoutNs, kMostTimeoutNs);
     return std::min(base << std::min(tries - 1, 16u), kMostTimeoutNs);
   }
   /// The same for a chunk when many later ones have come back already.
@@ -42,7 +43,20 @@ class Pace {
     deviation_ns_ = std::max(off, deviation_ns_ - deviation_ns_ / 256);
     smoothed_ns_ = (smoothed_ns_ * 7 + round_trip_ns) / 8;
   }
-  void progressed() { window_ = std::min(window_ + 1, most_); }
+  /// A chunk came back that had been sent `tries` times. If most are sent twice, it is the timeout
+  /// that is wrong, not the wire: round trips of chunks that were sent again cannot be measured, so
+  /// a timeout below the round trip would stay there and fill the wire with copies.
+  void progressed(uint32_t tries) {
+    window_ = std::min(window_ + 1, most_);
+    again_ += tries > 1 ? 1 : 0;
+    if (++back_ < kJudged) return;
+    if (again_ > kJudged / 2) {
+      scale_ = std::min(scale_ * 2, uint64_t{64});
+    } else {
+      scale_ = std::max(scale_ / 2, uint64_t{1});
+    }
+    again_ = back_ = 0;
+  }
   /// Nothing came back for long.
   void silent() { window_ = std::max(window_ / 2, std::min(most_, kLeastWindow)); }
 
@@ -51,7 +65,11 @@ class Pace {
   static constexpr uint64_t kFirstTimeoutNs = 20'000'000, kLeastTimeoutNs = 200'000,
                             kMostTimeoutNs = 250'000'000;
 
+  static constexpr uint32_t kJudged = 64;  // chunks between two looks at how many were sent again
+
   uint32_t most_, window_;
+  uint32_t again_ = 0, back_ = 0;
+  uint64_t scale_ = 1;
   uint64_t smoothed_ns_ = 0, deviation_ns_ = 0;
 };
 

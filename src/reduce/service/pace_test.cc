@@ -9,10 +9,10 @@ namespace {
 TEST(Pace, OpensByOneForEachResultAndStopsAtTheSlots) {
   Pace pace(100);
   EXPECT_EQ(pace.window(), 64u);
-  pace.progressed();
+  pace.progressed(1);
   EXPECT_EQ(pace.window(), 65u);
   for (int i = 0; i < 1000; ++i)
-    pace.progressed();
+    pace.progressed(1);
   EXPECT_EQ(pace.window(), 100u);
   EXPECT_EQ(Pace(4).window(), 4u);
 }
@@ -24,7 +24,7 @@ TEST(Pace, OnlySilenceNarrowsTheWindow) {
   for (int i = 0; i < 10; ++i)
     pace.silent();
   EXPECT_EQ(pace.window(), 16u);
-  pace.progressed();
+  pace.progressed(1);
   EXPECT_EQ(pace.window(), 17u);
   Pace narrow(4);
   narrow.silent();
@@ -39,6 +39,18 @@ TEST(Pace, WaitsLongerForEachTry) {
   EXPECT_EQ(pace.timeout_ns(2), 400'000u);
   EXPECT_EQ(pace.timeout_ns(4), 1'600'000u);
   EXPECT_EQ(pace.timeout_ns(100), 250'000'000u);
+}
+
+TEST(Pace, DoublesATimeoutThatSendsMostChunksTwice) {
+  Pace pace(512);
+  pace.measured(1'000'000);
+  const uint64_t base = pace.timeout_ns();
+  for (int i = 0; i < 64; ++i)
+    pace.progressed(i % 3 == 0 ? 1 : 2);
+  EXPECT_EQ(pace.timeout_ns(), 2 * base);
+  for (int i = 0; i < 64; ++i)
+    pace.progressed(i % 3 == 0 ? 2 : 1);  // as a lossy wire does
+  EXPECT_EQ(pace.timeout_ns(), base);
 }
 
 TEST(Pace, FollowsTheRoundTrip) {

@@ -242,7 +242,7 @@ Stream::Verdict Stream::accept(const addend_frame_header& header, std::span<cons
                                uint64_t now_ns, Arrival& arrival) {
   Slot& state = states_[header.slot];
   if (state.tries == 1) pace_.measured(now_ns - state.sent_ns);
-  pace_.progressed();
+  pace_.progressed(state.tries);
   progress_ns_ = now_ns;
   silences_ = 0;
   latest_back_ = std::max(latest_back_, state.order);
