@@ -20,7 +20,7 @@ WORLD = 4
 REASON = why_not()
 
 
-@unittest.skipIf(REASON is not None, REASON)
+@unittest.skipIf(REASON is not None, REASON or "")
 class NamespacesTest(unittest.TestCase):
     def setUp(self) -> None:
         self.scratch = tempfile.TemporaryDirectory()

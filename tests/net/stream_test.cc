@@ -29,6 +29,7 @@ struct Faults {
   uint32_t duplicate_percent = 0;
   uint32_t late_percent = 0;
   uint32_t restarts = 0;
+  std::size_t frames_per_step = ~std::size_t{0};  // that the wire carries, both ways together
 };
 
 class Job {
@@ -43,6 +44,7 @@ class Job {
     for (uint32_t w = 0; w < world; ++w) {
       worker_keys_.push_back(key_of(static_cast<uint8_t>(w)));
       streams_.emplace_back(slots, kPayload);
+      streams_.back().extend(chunks);
       done_.emplace_back(chunks, false);
     }
     begin_epoch({});
@@ -104,7 +106,7 @@ class Job {
 
   bool finished() const {
     for (const Stream& stream : streams_) {
-      if (stream.next() < chunks_ || stream.outstanding() > 0) return false;
+      if (!stream.complete()) return false;
     }
     return true;
   }
@@ -113,11 +115,12 @@ class Job {
     Stream& stream = streams_[worker];
     // Workers are not in step: some idle for a while.
     if (draw(4) == 0) return;
-    while (stream.next() < chunks_ && stream.has_room()) {
+    for (uint64_t number = 0; stream.next(number);) {
       std::array<int32_t, 4> lanes;
       for (uint32_t i = 0; i < 4; ++i)
-        lanes[i] = value(worker, stream.next(), i);
-      stream.add(Op::kSumI32, {reinterpret_cast<const uint8_t*>(lanes.data()), kPayload}, 0);
+        lanes[i] = value(worker, number, i);
+      stream.add(number, Op::kSumI32, {reinterpret_cast<const uint8_t*>(lanes.data()), kPayload},
+                 0);
     }
     for (const Stream::Frame& frame : stream.collect(now_ns_))
       post({options_.world, {frame.bytes.begin(), frame.bytes.end()}});
@@ -135,7 +138,8 @@ class Job {
       wire_.push_back(late_.front());
       late_.pop_front();
     }
-    for (std::size_t left = wire_.size(); left > 0 && !wire_.empty(); --left) {
+    const std::size_t most = std::min(wire_.size(), faults_.frames_per_step);
+    for (std::size_t left = most; left > 0 && !wire_.empty(); --left) {
       const uint32_t pick = draw(static_cast<uint32_t>(std::min<std::size_t>(wire_.size(), 4)));
       const Flight flight = wire_[pick];
       wire_.erase(wire_.begin() + pick);
@@ -207,10 +211,21 @@ TEST(Stream, EverySumIsRightOverABadNetwork) {
       return static_cast<uint32_t>(addend_random(seed, i) % range);
     };
     Job job(seed, 1 + draw(1, 5), 1 + draw(2, 40), 100 + draw(3, 400),
-            {draw(4, 20), draw(5, 20), draw(6, 10), 0});
+            {draw(4, 20), draw(5, 20), draw(6, 10), 0, 10000});
     job.run();
     if (HasFatalFailure()) return;
   }
+}
+
+// In virtual time, over a wire for 6.4 million frames a second: 9 Gbit/s of sums.
+TEST(Stream, OnePercentOfLossBothWaysCostsLessThanHalfOfTheGoodput) {
+  const Faults none{0, 0, 0, 0, 128}, loss{1, 0, 0, 0, 128};
+  Job good(7, 4, 512, 40000, none), lossy(7, 4, 512, 40000, loss);
+  good.run();
+  lossy.run();
+  EXPECT_GT(good.virtual_seconds() / lossy.virtual_seconds(), 0.5)
+      << good.virtual_seconds() << " s without, " << lossy.virtual_seconds() << " s with loss, "
+      << good.resent() << " and " << lossy.resent() << " sent again";
 }
 
 TEST(Stream, WorkersGoOnAfterTheAggregatorHasLostItsMemory) {
@@ -219,7 +234,7 @@ TEST(Stream, WorkersGoOnAfterTheAggregatorHasLostItsMemory) {
       return static_cast<uint32_t>(addend_random(seed, i) % range);
     };
     Job job(seed, 1 + draw(1, 4), 1 + draw(2, 20), 100 + draw(3, 200),
-            {draw(4, 10), draw(5, 10), draw(6, 10), 1 + draw(7, 4)});
+            {draw(4, 10), draw(5, 10), draw(6, 10), 1 + draw(7, 4), 10000});
     job.run();
     if (HasFatalFailure()) return;
   }
@@ -238,7 +253,12 @@ TEST(Stream, GarbageAndForgeriesAreIgnored) {
   const auth::FrameKey key = key_of(1), other = key_of(2);
   ASSERT_TRUE(stream.enter({1, 1, 0, 1, &key, &key, {}}));
   const std::vector<uint8_t> lanes(kPayload, 1);
-  stream.add(Op::kSumI32, lanes, 0);
+  uint64_t number = 0;
+  EXPECT_FALSE(stream.next(number));
+  stream.extend(1);
+  ASSERT_TRUE(stream.next(number));
+  stream.add(number, Op::kSumI32, lanes, 0);
+  EXPECT_FALSE(stream.next(number));
   ASSERT_EQ(stream.collect(0).size(), 1u);
   Arrival arrival{};
   addend_control_ended ended{};

@@ -9,43 +9,47 @@ namespace {
 TEST(Pace, OpensByOneForEachResultAndStopsAtTheSlots) {
   Pace pace(100);
   EXPECT_EQ(pace.window(), 64u);
-  pace.progressed();
+  pace.progressed(1);
   EXPECT_EQ(pace.window(), 65u);
   for (int i = 0; i < 1000; ++i)
-    pace.progressed();
+    pace.progressed(1);
   EXPECT_EQ(pace.window(), 100u);
   EXPECT_EQ(Pace(4).window(), 4u);
 }
 
-TEST(Pace, HalvesOnceARoundTripAndThenGrowsByOneAWindow) {
+TEST(Pace, OnlySilenceNarrowsTheWindow) {
   Pace pace(512);
-  pace.measured(1000);
-  pace.lost(10'000);
+  pace.silent();
   EXPECT_EQ(pace.window(), 32u);
-  pace.lost(10'999);
-  EXPECT_EQ(pace.window(), 32u);
-  pace.lost(11'000);
+  for (int i = 0; i < 10; ++i)
+    pace.silent();
   EXPECT_EQ(pace.window(), 16u);
-  for (int i = 0; i < 17; ++i)
-    pace.progressed();
+  pace.progressed(1);
   EXPECT_EQ(pace.window(), 17u);
-  for (uint64_t i = 0; i < 10; ++i)
-    pace.lost(1'000'000 * (i + 1));
-  EXPECT_EQ(pace.window(), 8u);
+  Pace narrow(4);
+  narrow.silent();
+  EXPECT_EQ(narrow.window(), 4u);
 }
 
-TEST(Pace, WaitsLongerEachTimeItWaitsInVain) {
+TEST(Pace, WaitsLongerForEachTry) {
   Pace pace(512);
   EXPECT_EQ(pace.timeout_ns(), 20'000'000u);
-  pace.measured(200'000);
+  pace.measured(10'000);
+  EXPECT_EQ(pace.timeout_ns(1), 200'000u);  // the least
+  EXPECT_EQ(pace.timeout_ns(2), 400'000u);
+  EXPECT_EQ(pace.timeout_ns(4), 1'600'000u);
+  EXPECT_EQ(pace.timeout_ns(100), 250'000'000u);
+}
+
+TEST(Pace, DoublesATimeoutThatSendsMostChunksTwice) {
+  Pace pace(512);
+  pace.measured(1'000'000);
   const uint64_t base = pace.timeout_ns();
-  EXPECT_EQ(base, 1'000'000u);  // the least
-  pace.timed_out();
+  for (int i = 0; i < 64; ++i)
+    pace.progressed(i % 3 == 0 ? 1 : 2);
   EXPECT_EQ(pace.timeout_ns(), 2 * base);
-  for (int i = 0; i < 100; ++i)
-    pace.timed_out();
-  EXPECT_EQ(pace.timeout_ns(), 250'000'000u);
-  pace.progressed();
+  for (int i = 0; i < 64; ++i)
+    pace.progressed(i % 3 == 0 ? 2 : 1);  // as a lossy wire does
   EXPECT_EQ(pace.timeout_ns(), base);
 }
 

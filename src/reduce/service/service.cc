@@ -93,18 +93,18 @@ class ServiceReducer final : public Reducer {
       tables[p] = *table;
     }
     const Chunks chunks(round, payload_bytes_);
-    const uint64_t first = stream_.next();
-    while (true) {
-      while (stream_.next() - first < chunks.size() && stream_.has_room()) {
-        const Chunk chunk = chunks.at(stream_.next() - first);
+    const uint64_t first = stream_.extend(chunks.size());
+    while (!stream_.complete()) {
+      for (uint64_t number = 0; stream_.next(number);) {
+        const Chunk chunk = chunks.at(number - first);
         const auto plane = static_cast<std::size_t>(chunk.plane - round.planes.data());
-        stream_.add(chunk.plane->op, chunk.contribution(), tables[plane]);
+        stream_.add(number, chunk.plane->op, chunk.contribution(), tables[plane]);
       }
-      if (stream_.next() - first == chunks.size() && stream_.outstanding() == 0) return {};
       send();
       ADDEND_TRY(wait(deadline));
       ADDEND_TRY(receive(chunks, first));
     }
+    return {};
   }
 
   // Runs of equal frames to one port go as one super-packet, whose last frame may be shorter.

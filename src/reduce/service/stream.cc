@@ -3,19 +3,21 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "base/assert.h"
 
 namespace addend::service_client {
 namespace {
 
-// A chunk is believed lost when this many that were sent after it have come back. Results of one
-// super-packet come together, so the number is that of two of them.
+// Later chunks that must have come back before a chunk is more likely lost than late: results of
+// one super-packet come together, so the number is that of two of them.
 constexpr uint64_t kReorder = 96;
-// How many chunks are looked at, and how many are sent again when nothing comes back at all: the
-// lowest ones hold up everything, and their results tell what became of the rest.
-constexpr uint64_t kSuspects = 128;
+// How many chunks are sent again when nothing comes back at all: the lowest ones hold up
+// everything, and their results tell what became of the rest.
 constexpr std::ptrdiff_t kProbes = 8;
+// Timeouts in a row, each twice as long as the one before, that no lost frame explains.
+constexpr uint32_t kLongSilence = 4;
 
 }  // namespace
 
@@ -48,39 +50,67 @@ Status Stream::enter(const EpochView& view) {
   view_.positions = {};
   bases_ = std::move(bases);
   fresh_.clear();
+  idle_.clear();
   outstanding_ = 0;
   for (uint32_t s = 0; s < slots_; ++s) {
     Slot& state = states_[s];
     state.again = positions_[s] > bases_[s];
     state.tries = 0;
-    if (!state.busy()) continue;
-    fresh_.push_back(s);
-    ++outstanding_;
+    if (state.busy()) {
+      fresh_.push_back(s);
+      ++outstanding_;
+    } else if (number_of(s) < end_) {
+      make_idle(s);
+    }
   }
   return {};
 }
 
-void Stream::advance_lowest() {
-  while (lowest_ < next_ && states_[lowest_ % slots_].waiting != lowest_)
-    ++lowest_;
+uint64_t Stream::extend(uint64_t chunks) {
+  const uint64_t first = end_;
+  // A slot whose next chunk is among the new ones had none before.
+  for (uint32_t s = 0; s < slots_; ++s) {
+    const uint64_t number = number_of(s);
+    if (!states_[s].busy() && number >= first && number < first + chunks) make_idle(s);
+  }
+  end_ += chunks;
+  missing_ += chunks;
+  return first;
 }
 
-bool Stream::has_room() {
-  advance_lowest();
-  return next_ < lowest_ + pace_.window() && !states_[next_ % slots_].busy();
+void Stream::make_idle(uint32_t slot) {
+  idle_.push_back(slot);
+  std::push_heap(idle_.begin(), idle_.end(), std::greater<>());
 }
 
-void Stream::add(Op op, std::span<const uint8_t> contribution, uint32_t table) {
-  const auto slot = static_cast<uint32_t>(next_ % slots_);
+// The lowest slot that has anything to do may go beyond the window: every worker that has not
+// finished it has it in flight then, so workers with narrow windows cannot wait for each other's
+// slots for ever.
+bool Stream::next(uint64_t& number) {
+  if (idle_.empty()) return false;
+  const uint32_t slot = idle_.front();
+  if (outstanding_ >= pace_.window()) {
+    const auto busy = [](const Slot& state) { return state.busy(); };
+    if (std::any_of(states_.begin(), states_.begin() + slot, busy)) return false;
+  }
+  std::pop_heap(idle_.begin(), idle_.end(), std::greater<>());
+  idle_.pop_back();
+  number = number_of(slot);
+  return true;
+}
+
+void Stream::add(uint64_t number, Op op, std::span<const uint8_t> contribution, uint32_t table) {
+  const auto slot = static_cast<uint32_t>(number % slots_);
   Slot& state = states_[slot];
-  ADDEND_ASSERT(!state.busy() && contribution.size() <= payload_bytes_);
   const uint32_t position = positions_[slot];
+  ADDEND_ASSERT(!state.busy() && number == number_of(slot));
+  ADDEND_ASSERT(contribution.size() <= payload_bytes_);
   std::memcpy(frame(slot, position) + ADDEND_FRAME_HEADER_BYTES, contribution.data(),
               contribution.size());
   state.length[position % 2] = static_cast<uint16_t>(contribution.size());
   state.op[position % 2] = static_cast<uint8_t>(op);
   state.table[position % 2] = static_cast<uint8_t>(table);
-  state.waiting = next_++;
+  state.waiting = number;
   state.tries = 0;
   ++outstanding_;
   fresh_.push_back(slot);
@@ -128,22 +158,22 @@ std::span<const Stream::Frame> Stream::collect(uint64_t now_ns) {
   fresh_.clear();
   if (outstanding_ > 0) {
     send_lost(now_ns);
-    if (now_ns >= next_timeout_ns()) send_after_timeout(now_ns);
+    if (now_ns >= progress_ns_ + pace_.timeout_ns(1 + silences_)) send_after_timeout(now_ns);
   }
   return out_;
 }
 
+// A chunk is sent again when many later ones have come back and it had time to, or when its timeout
+// is over.
 void Stream::send_lost(uint64_t now_ns) {
-  advance_lowest();
-  const uint64_t end = std::min(next_, lowest_ + kSuspects);
-  for (uint64_t n = lowest_; n < end; ++n) {
-    const auto slot = static_cast<uint32_t>(n % slots_);
+  next_check_ns_ = ~uint64_t{0};
+  for (uint32_t slot = 0; slot < slots_; ++slot) {
     const Slot& state = states_[slot];
-    if (state.waiting != n || state.tries == 0) continue;
-    if (state.order + kReorder > latest_back_) continue;
-    if (now_ns - state.sent_ns < pace_.round_trip_ns()) continue;
-    send(slot, now_ns);
-    pace_.lost(now_ns);
+    if (!state.busy() || state.tries == 0) continue;
+    const bool overtaken = state.order + kReorder <= latest_back_ &&
+                           now_ns >= state.sent_ns + pace_.overtaken_ns(state.tries);
+    if (overtaken || now_ns >= state.sent_ns + pace_.timeout_ns(state.tries)) send(slot, now_ns);
+    next_check_ns_ = std::min(next_check_ns_, state.sent_ns + pace_.timeout_ns(state.tries));
   }
 }
 
@@ -159,13 +189,13 @@ void Stream::send_after_timeout(uint64_t now_ns) {
   std::partial_sort(probes_.begin(), middle, probes_.end());
   for (auto number = probes_.begin(); number != middle; ++number)
     send(static_cast<uint32_t>(*number % slots_), now_ns);
-  pace_.timed_out();
-  pace_.lost(now_ns);
+  if (++silences_ >= kLongSilence) pace_.silent();
   progress_ns_ = now_ns;
 }
 
 uint64_t Stream::next_timeout_ns() const {
-  return outstanding_ == 0 ? ~uint64_t{0} : progress_ns_ + pace_.timeout_ns();
+  if (outstanding_ == 0) return ~uint64_t{0};
+  return std::min(progress_ns_ + pace_.timeout_ns(1 + silences_), next_check_ns_);
 }
 
 bool Stream::authentic(std::span<const uint8_t> datagram, addend_frame_header& header) const {
@@ -212,8 +242,9 @@ Stream::Verdict Stream::accept(const addend_frame_header& header, std::span<cons
                                uint64_t now_ns, Arrival& arrival) {
   Slot& state = states_[header.slot];
   if (state.tries == 1) pace_.measured(now_ns - state.sent_ns);
-  pace_.progressed();
+  pace_.progressed(state.tries);
   progress_ns_ = now_ns;
+  silences_ = 0;
   latest_back_ = std::max(latest_back_, state.order);
   state.tries = 0;
   if (state.again) {
@@ -223,6 +254,7 @@ Stream::Verdict Stream::accept(const addend_frame_header& header, std::span<cons
       fresh_.push_back(header.slot);
     } else {
       --outstanding_;
+      if (number_of(header.slot) < end_) make_idle(header.slot);
     }
     return Verdict::kIgnored;
   }
@@ -230,6 +262,8 @@ Stream::Verdict Stream::accept(const addend_frame_header& header, std::span<cons
   state.waiting = kNobody;
   ++positions_[header.slot];
   --outstanding_;
+  --missing_;
+  if (number_of(header.slot) < end_) make_idle(header.slot);
   return Verdict::kArrived;
 }
 

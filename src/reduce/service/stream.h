@@ -47,13 +47,15 @@ class Stream {
   /// are.
   Status enter(const EpochView& view);
 
-  /// The number of the next chunk.
-  uint64_t next() const { return next_; }
-  /// Whether the window has room for it, and its slot is free.
-  bool has_room();
-  /// Adds a chunk's contribution; it is sent with the next collect. `table` is the caller's number
-  /// of a table (see set_table). REQUIRES: has_room().
-  void add(Op op, std::span<const uint8_t> contribution, uint32_t table);
+  /// Makes the stream longer by so many chunks and returns the number of the first.
+  uint64_t extend(uint64_t chunks);
+  /// A chunk whose slot is free, if the window has room for it, to be added. Slots go on
+  /// independently: one that waits for a lost frame does not hold up the others. False if there is
+  /// none.
+  bool next(uint64_t& number);
+  /// Adds the contribution of the chunk that next() named; it is sent with the next collect.
+  /// `table` is the caller's number of a table (see set_table).
+  void add(uint64_t number, Op op, std::span<const uint8_t> contribution, uint32_t table);
   /// What the aggregator calls the caller's table in this epoch.
   void set_table(uint32_t table, uint32_t number) { table_numbers_[table] = number; }
 
@@ -72,8 +74,8 @@ class Stream {
   Verdict receive(std::span<const uint8_t> datagram, uint64_t now_ns, Arrival& arrival,
                   addend_control_ended& ended);
 
-  /// Turns that have not come back, to us or to others.
-  uint64_t outstanding() const { return outstanding_; }
+  /// Whether every chunk has come back, and nobody waits for ours any more.
+  bool complete() const { return missing_ == 0 && outstanding_ == 0; }
   /// Turns done in each slot: where this worker is, for a server that starts anew.
   std::span<const uint32_t> positions() const { return positions_; }
   uint64_t resent() const { return resent_; }
@@ -101,10 +103,11 @@ class Stream {
   uint32_t position_of(uint32_t slot) const {
     return positions_[slot] - (states_[slot].again ? 1 : 0);
   }
+  void make_idle(uint32_t slot);
   void send(uint32_t slot, uint64_t now_ns);
   void send_lost(uint64_t now_ns);
   void send_after_timeout(uint64_t now_ns);
-  void advance_lowest();
+  uint64_t number_of(uint32_t slot) const { return uint64_t{positions_[slot]} * slots_ + slot; }
   bool authentic(std::span<const uint8_t> datagram, addend_frame_header& header) const;
   bool answers(const addend_frame_header& header) const;
   Verdict accept(const addend_frame_header& header, std::span<const uint8_t> sums, uint64_t now_ns,
@@ -119,11 +122,13 @@ class Stream {
   EpochView view_;
   Pace pace_;
 
-  uint64_t next_ = 0;
-  uint64_t lowest_ = 0;                   // every chunk below has come back
+  uint64_t end_ = 0;                      // chunks of the stream so far
+  uint64_t missing_ = 0;                  // of them, those that have not come back
+  std::vector<uint32_t> idle_;            // slots with a chunk to add
   uint64_t outstanding_ = 0;              // slots in flight, those of `again` included
   uint64_t order_ = 0, latest_back_ = 0;  // order of sending; the latest one that came back
-  uint64_t progress_ns_ = 0;
+  uint64_t progress_ns_ = 0, next_check_ns_ = ~uint64_t{0};
+  uint32_t silences_ = 0;  // timeouts since something came back
   uint64_t resent_ = 0;
   std::vector<uint32_t> fresh_;  // slots to send for the first time
   std::vector<uint64_t> probes_;

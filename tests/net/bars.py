@@ -1,0 +1,135 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The service's bars on links of 1 Gbit/s, one run, answers checked: four worker namespaces, one link each to the server's.
+Against Gloo's ring on the same links (needs torch; left out otherwise), and with 1 % loss in both directions.
+Usage: bars.py PATH_OF_ADDEND [PYTHON_WITH_TORCH]"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import List, Optional
+
+from network import Network, Service, make_key, why_not
+
+WORLD = 4
+SIZE = 64 << 20
+RING = """
+import datetime, sys, time, torch, torch.distributed as dist
+rank, world, count = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+store = dist.TCPStore("10.77.0.2", 7600, world, rank == 0)
+options = dist.ProcessGroupGloo._Options()
+options._devices = [dist.ProcessGroupGloo.create_device(hostname=f"10.77.{rank}.2")]
+options._timeout = datetime.timedelta(seconds=60)
+group = dist.ProcessGroupGloo(store, rank, world, options)
+times = []
+for step in range(4):
+    data = torch.full((count,), rank + 1, dtype=torch.int32)
+    group.barrier().wait()
+    start = time.monotonic()
+    group.allreduce([data]).wait()
+    times.append(time.monotonic() - start)
+    assert int(data[0]) == int(data[-1]) == world * (world + 1) // 2
+slowest = torch.tensor([sorted(times[1:])[1]])
+largest = dist.AllreduceOptions()
+largest.reduceOp = dist.ReduceOp.MAX
+group.allreduce([slowest], largest).wait()
+if rank == 0: print(float(slowest))
+"""
+
+
+class Bars:
+    def __init__(self, addend: str, folder: Path) -> None:
+        self.addend, self.folder = addend, folder
+        self.network = Network(WORLD)
+        self.key = make_key(addend, folder / "lab.key")
+        Service(self.network, addend, folder, f'[[tenant]]\nname = "lab"\nkey_file = "{self.key}"\n')
+        self.good = True
+
+    def limit_links(self) -> None:
+        for worker in range(WORLD):
+            for space, device in ((self.network.server_space, f"s{worker}"), (self.network.space(worker), "w")):
+                self.network.inside(space, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", "1gbit", "burst", "256kb",
+                                    "limit", "4mb")
+
+    def connect_workers(self) -> None:
+        """The ring goes from worker to worker through the server's namespace, as through a switch."""
+        self.network.inside(self.network.server_space, "sysctl", "-q", "-w", "net.ipv4.ip_forward=1")
+        for worker in range(WORLD):
+            self.network.inside(self.network.space(worker), "ip", "route", "add", "default", "via", f"10.77.{worker}.1")
+            self.network.inside(self.network.space(worker), "ip", "link", "set", "lo", "up")
+
+    def all_workers(self, command) -> List[str]:
+        processes = [self.network.start(self.network.space(worker), *command(worker)) for worker in range(WORLD)]
+        outputs = []
+        for process in processes:
+            out, err = process.communicate(timeout=600)
+            if process.returncode != 0:
+                raise RuntimeError(out + err)
+            outputs.append(out)
+        return outputs
+
+    def service_seconds(self, codec: str, density: float, size: int = SIZE) -> float:
+        """Density is that of the union: the workers' non-zeros are at the same places."""
+        def command(worker: int) -> list:
+            return [self.addend, "perf", "--reducer", "service", "--aggregator", f"10.77.{worker}.1:7700", "--identity", "lab", "--key",
+                    self.key, "--workers", WORLD, "--worker", worker, "-b", size, "-e", size, "-w", 1, "-n", 3, "-c", codec, "--density",
+                    density, "--overlap", "full", "--values", "integers", "--gbit", 1, "--json"]
+        rows = json.loads(self.all_workers(command)[0])["results"]
+        row = next(row for row in rows if row["codec"] == codec)
+        assert row["wrong"] == 0
+        return row["time_us"] / 1e6
+
+    def ring_seconds(self, python: str) -> float:
+        script = self.folder / "ring.py"
+        script.write_text(RING)
+        outputs = self.all_workers(lambda worker: ["env", "OMP_NUM_THREADS=1", python, script, worker, WORLD, SIZE // 4])
+        return float(outputs[0].split()[-1])
+
+    def judge(self, what: str, measured: float, bar: float, at_most: bool) -> None:
+        holds = measured <= bar if at_most else measured >= bar
+        self.good = self.good and holds
+        print(f"{what:<58} {measured:8.3f}  {'<=' if at_most else '>='} {bar:<5} {'PASS' if holds else 'FAIL'}", flush=True)
+
+    def run(self, python: Optional[str]) -> bool:
+        free = self.service_seconds("dense", 0.05, 16 << 20)
+        self.network.drop(10000, self.folder)
+        lossy = self.service_seconds("dense", 0.05, 16 << 20)
+        for worker in range(WORLD):
+            for space, device in ((self.network.server_space, f"s{worker}"), (self.network.space(worker), "w")):
+                self.network.inside(space, "ip", "link", "set", "dev", device, "xdpgeneric", "off")
+        print(f"links without a limit, 16 MiB: dense {free:.3f} s, with 1 % loss {lossy:.3f} s")
+        self.judge("1 % loss both ways: goodput / loss-free goodput", free / lossy, 0.5, at_most=False)
+        self.limit_links()
+        dense, exact = self.service_seconds("dense", 0.05), self.service_seconds("exact", 0.05)
+        print(f"1 Gbit/s links, 64 MiB: dense {dense:.3f} s, exact at 5 % union {exact:.3f} s")
+        if python is not None:
+            self.connect_workers()
+            ring = self.ring_seconds(python)
+            print(f"Gloo's ring on the same links: {ring:.3f} s")
+            self.judge("dense over the service / ring", dense / ring, 0.8, at_most=True)
+            self.judge("ring / exact over the service", ring / exact, 10, at_most=False)
+        return self.good
+
+
+def main() -> int:
+    reason = why_not()
+    if reason is not None:
+        print("not run:", reason)
+        return 0
+    python = sys.argv[2] if len(sys.argv) > 2 else None
+    if python is None and subprocess.run([sys.executable, "-c", "import torch"], capture_output=True, check=False).returncode == 0:
+        python = sys.executable
+    with tempfile.TemporaryDirectory() as folder:
+        bars = Bars(sys.argv[1], Path(folder))
+        try:
+            return 0 if bars.run(python) else 1
+        finally:
+            bars.network.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
