@@ -9,7 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, Callable
+from typing import Any
 
 import torch
 
@@ -18,10 +18,6 @@ from addend.torch import _log
 
 _MOST_EVENTS = 200_000
 STAGES = ("encode", "agree", "reduce", "decode")  # agree: waiting for headers, so for slow ranks
-
-
-# A range costs more than looking whether somebody wants it.
-_profiled: Callable[[], bool] = getattr(torch.autograd, "_profiler_enabled", lambda: True)
 
 
 class Trace:
@@ -96,10 +92,7 @@ class Meter:
     def stage(self, name: str, step: int, bucket: int) -> Iterator[None]:
         """Times a stage of a bucket; also a range for torch's profiler."""
         begin = time.perf_counter()
-        if _profiled():
-            with torch.autograd.profiler.record_function(f"addend::{name}"):
-                yield
-        else:
+        with torch.autograd.profiler.record_function(f"addend::{name}"):
             yield
         self.add_time(name, begin, time.perf_counter(), step, bucket)
 
