@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The two commands of the README: `make demo` and `make test`. Each installs what it needs (as root) or names it.
-.PHONY: help demo demo-codecs bench-torch test test-dev test-python test-asan test-tsan bench fuzz format check-format build-release python-env clean
+.PHONY: help demo demo-codecs test test-dev test-python test-asan test-tsan bench bench-torch bench-service fuzz format check-format build-release python-env clean
 JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 60
 TSAN_TESTS = reduce_test pipeline_test float_equality_test example_c service_test service_net_test
@@ -38,6 +38,15 @@ bench: build-release
 # The PyTorch front against torch's own collectives; wants a quiet machine.
 bench-torch: python-env
 	.venv/bin/python bench/torch_bars.py
+
+# The service's bars: goodput against bare UDP, whole and split super-packets; 1 Gbit/s links and loss (as root).
+bench-service: build-release
+	cmake --preset release -DADDEND_DEVELOPER=ON
+	cmake --build --preset release -j $(JOBS) --target service_goodput addend
+	build/release/tests/service_goodput
+	ip netns add addend-split && ip netns exec addend-split ip link set lo up gso_max_segs 1
+	ip netns exec addend-split build/release/tests/service_goodput; code=$$?; ip netns del addend-split; exit $$code
+	python3 tests/net/bars.py build/release/apps/addend/addend
 
 test: check-format test-dev test-python test-asan test-tsan
 

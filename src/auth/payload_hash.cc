@@ -39,8 +39,14 @@ uint64_t whole_vectors(const uint32_t* HWY_RESTRICT key, const uint8_t* HWY_REST
     sum0 = hn::Add(sum0, products(hn::Add(words, hn::LoadU(d, k))));
     sum1 = hn::Add(sum1, products(hn::Add(words, hn::LoadU(d, k + ADDEND_TAG_SHIFT_WORDS))));
   }
-  hash[0] += hn::GetLane(hn::SumOfLanes(d64, sum0));
-  hash[1] += hn::GetLane(hn::SumOfLanes(d64, sum1));
+  // Not SumOfLanes: with AVX-512 it adds as signed numbers, which must not wrap.
+  HWY_ALIGN uint64_t lanes[2][HWY_MAX_BYTES / 8];
+  hn::Store(sum0, d64, lanes[0]);
+  hn::Store(sum1, d64, lanes[1]);
+  for (uint64_t i = 0; i < hn::Lanes(d64); ++i) {
+    hash[0] += lanes[0][i];
+    hash[1] += lanes[1][i];
+  }
   return at;
 }
 

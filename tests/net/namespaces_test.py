@@ -163,7 +163,7 @@ max_slots = 100
         replay = opening + f"for line in open('{self.folder}/kept'): s.send(bytes.fromhex(line))\n"
         # Whole super-packets cannot be sent again from a packet socket.
         self.network.inside(self.network.space(0), "ip", "link", "set", "w", "gso_max_segs", 1)
-        processes = self.workers(iterations=60)
+        processes = self.workers(iterations=400)
         self.wait_for_turns()
         self.network.inside(self.network.space(0), sys.executable, "-c", record)
         self.wait_for_turns(self.service.turns() + 5000)

@@ -66,7 +66,7 @@ def test_the_wheel_holds_the_library_its_licences_and_type_hints(unpacked: Path)
     for name in ("libaddend.so", "py.typed", "__init__.py"):
         assert (unpacked / "addend" / name).is_file()
     licences = {path.name for path in unpacked.glob("*.dist-info/licenses/**/*") if path.is_file()}
-    assert licences == {"LICENSE", "highway.txt"}
+    assert licences == {"LICENSE", "highway.txt", "openssl.txt"}
     assert not list(unpacked.glob("**/*.h"))
 
 
