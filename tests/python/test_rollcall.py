@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Callable
 
 import pytest
@@ -225,11 +226,19 @@ def rank_1_elsewhere(patience_s: float) -> Iterator[tuple[RollCall, Any]]:
         process.join()
 
 
+def stop(process: Any) -> None:
+    os.kill(process.pid, signal.SIGSTOP)
+    tasks = Path(f"/proc/{process.pid}/task")
+    # Each thread stops when it comes to it.
+    while not all(") T " in (task / "stat").read_text() for task in tasks.iterdir()):
+        time.sleep(0.001)
+
+
 def test_a_stopped_process_is_stuck_and_a_killed_one_dead() -> None:
     with rank_1_elsewhere(patience_s=PATIENCE_S) as (call, process):
         assert call.ask_all()[0].verdict == "working"
         call._patience = 1.0
-        os.kill(process.pid, signal.SIGSTOP)
+        stop(process)
         begin = time.monotonic()
         assert call.ask_all() == [Answer(1, "stuck")]
         assert time.monotonic() - begin >= 1.0
@@ -244,7 +253,7 @@ def test_a_stopped_process_is_stuck_and_a_killed_one_dead() -> None:
 def test_a_stopped_process_costs_its_patience_once_whatever_the_number() -> None:
     """All are asked at once: several that do not answer take no longer than one."""
     with rank_1_elsewhere(patience_s=PATIENCE_S) as (call, process):
-        os.kill(process.pid, signal.SIGSTOP)
+        stop(process)
         call._patience = 2.0
         call._peers = [call._peers[0]] + [call._peers[1]] * 40
         begin = time.monotonic()

@@ -10,6 +10,7 @@ import gc
 import os
 import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import addend
 import addend.torch
-from addend.torch import Link, _collectives, _group
+from addend.torch import Link, _collectives, _engine, _group
 from addend.torch._engine import Wait
 from addend.torch._hook import start
 from addend.torch._rollcall import Place
@@ -458,23 +459,25 @@ def test_a_rank_that_cannot_encode_tells_the_others_why(way: str, place: str) ->
     assert all("no room for 7 apples" in error for error in errors)
 
 
-def break_decoding(rank: int, world: int) -> list[str]:
-    """An exception that is none of ours, in the middle of a job, on one rank."""
+def meet_a_bug(rank: int, world: int, method: str) -> list[str]:
+    """An exception that is none of ours, on one rank, in encoding or decoding its last bucket."""
     model, handle = attach_two_buckets()
     for _ in range(2):
         one_step(model)
     if rank == 1:
-        break_codecs("finish", 2, IndexError("off by one"))
+        break_codecs(method, 2, IndexError("off by one"))
     else:
-        one_step(model)  # all that rank 1 had to give was there
+        if method == "finish":
+            one_step(model)  # all that rank 1 had to give was there
         await_news(handle._worker)
     error = fail_at(lambda: one_step(model))[0]
     assert whole_gradients(model)
     return [error, str(handle.failure)]
 
 
-def test_a_bug_on_one_rank_is_not_blamed_on_the_others() -> None:
-    everyone = run_ranks(3, break_decoding)
+@pytest.mark.parametrize("method", ["begin", "finish"])
+def test_a_bug_on_one_rank_is_not_blamed_on_the_others(method: str) -> None:
+    everyone = run_ranks(3, meet_a_bug, method)
     for error, failure in everyone:
         assert failure in error
         assert "off by one" in failure
@@ -719,6 +722,30 @@ def leave_a_stuck_rank(rank: int, model: nn.Module) -> None:
     one_step(model)
 
 
+def leave_half_of_a_message(rank: int, model: nn.Module) -> None:
+    """The same with more in flight than the kernel holds, to a rank that had begun to read."""
+    engine = _collectives._contexts[dist.group.WORLD].worker.engine
+    engine.link = ONE_STEP
+    _engine._EXCHANGE_MOST_BYTES = 1 << 40
+    for fd in _group._connections_of[engine.group]:
+        with _group._borrowed(fd) as (connection, _):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+    if rank == 1:
+        send = dist.all_to_all_single
+
+        def stop_within(out: torch.Tensor, *args: Any, **named: Any) -> Any:
+            out.fill_(255)
+            work = send(out, *args, **named)
+            while out.numel() > 1 << 20:
+                if out[0] != 255:
+                    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+            return work
+
+        dist.all_to_all_single = stop_within
+    addend.torch.all_reduce(torch.ones(8 << 20), codec="dense")
+
+
 def leave_with_buckets_in_flight(rank: int, model: nn.Module) -> None:
     """Rank 1 fails inside backward, when its first bucket waits for the others."""
     if rank == 1:
@@ -751,6 +778,7 @@ def leave_early(rank: int, model: nn.Module) -> None:
 # What happens, and how each rank ends: exit code and what it says. Nobody calls close.
 LEAVING: dict[str, tuple[Callable[..., None], list[tuple[int | None, str]]]] = {
     "a stuck rank": (leave_a_stuck_rank, [(1, "rank 1 is stuck"), (None, "")]),
+    "half of a message": (leave_half_of_a_message, [(1, "rank 1 is stuck"), (None, "")]),
     "with buckets in flight": (
         leave_with_buckets_in_flight,
         [(1, "rank 1 gave up: rank 1 of 2, step 2, bucket 0"), (1, "a user's mistake")],
