@@ -75,8 +75,8 @@ def _namespaces(world: int, gbit: float) -> Iterator[list[Place]]:
     made: list[str] = []
     try:
         for name in [switch, *workers]:
+            made.append(name)  # first, since a signal may come in between
             _run("ip", "netns", "add", name)
-            made.append(name)
         _run("ip", "-n", switch, "link", "add", "bridge", "up", "type", "bridge")
         for i, name in enumerate(workers):
             _plug_in(switch, name, i, gbit)
@@ -85,7 +85,7 @@ def _namespaces(world: int, gbit: float) -> Iterator[list[Place]]:
     finally:
         # A namespace takes its cables and filters with it.
         for name in made:
-            subprocess.run(["ip", "netns", "delete", name], check=False)
+            subprocess.run(["ip", "netns", "delete", name], stderr=subprocess.DEVNULL, check=False)
 
 
 def _plug_in(switch: str, worker: str, number: int, gbit: float) -> None:
@@ -100,6 +100,7 @@ def _plug_in(switch: str, worker: str, number: int, gbit: float) -> None:
     shape = ("root", "tbf", "rate", f"{gbit * 1e3:g}mbit", "burst", str(burst), "latency", QUEUE)
     _run("tc", "-n", switch, "qdisc", "add", "dev", port, *shape)
     _run("tc", "-n", worker, "qdisc", "add", "dev", CABLE, *shape)
+    _run("ip", "netns", "exec", worker, "true")  # some containers allow all but this
 
 
 def _run(*command: str) -> None:

@@ -33,7 +33,8 @@ def why_not_shaped() -> str:
         return "" if made.gbit else made.note
 
 
-needs_shaping = pytest.mark.skipif(bool(why_not_shaped()), reason=why_not_shaped())
+WHY_NOT_SHAPED = why_not_shaped()
+needs_shaping = pytest.mark.skipif(bool(WHY_NOT_SHAPED), reason=WHY_NOT_SHAPED)
 
 
 def start_demo(*arguments: str, **environment: str) -> subprocess.Popen[str]:
@@ -126,6 +127,29 @@ def test_links_are_as_slow_as_asked() -> None:
     assert seconds >= 0.9 * count * 8 / (gbit * 1e9)
 
 
+def test_links_are_not_shaped_without_rights_or_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda tool: None)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with network.open_network(2, 1.0) as made:
+        assert "iproute2" in made.note
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with network.open_network(2, 1.0) as made:
+        assert "root" in made.note
+        assert made.gbit is None
+        assert made.places == [LOOPBACK, LOOPBACK]
+
+
+@needs_shaping
+def test_half_made_links_are_taken_down_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise network.NoNamespaces("no such filter")
+
+    monkeypatch.setattr(network, "_plug_in", refuse)
+    with network.open_network(2, 1.0) as made:
+        assert "no such filter" in made.note
+        assert namespaces_of(os.getpid()) == []
+
+
 def test_leaves_nothing_behind_when_told_to_end(tmp_path: Path) -> None:
     demo = start_demo("--workers", "2", "--models", "digits", "--out", str(tmp_path / "r.html"))
     assert demo.stdout is not None
@@ -138,7 +162,7 @@ def test_leaves_nothing_behind_when_told_to_end(tmp_path: Path) -> None:
     demo.communicate(timeout=60)
     assert demo.returncode == 128 + signal.SIGTERM
     assert not any(Path("/proc", child).exists() for child in children)
-    if not why_not_shaped():
+    if not WHY_NOT_SHAPED:
         assert namespaces_of(demo.pid) == []
 
 

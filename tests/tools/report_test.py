@@ -228,6 +228,7 @@ def trained(codec: str, step_s: float, wire_bytes: int, **changes) -> dict:
             "wire_bytes": 20.0 * wire_bytes,
             "dense_bytes": 2e7,
             "time/encode_s": 0.02,
+            "time/agree_s": 0.1,
             "time/reduce_s": 0.4,
             "time/decode_s": 0.02,
             "time/exposed_s": 0.5,
