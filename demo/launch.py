@@ -43,7 +43,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--models", nargs="+", choices=list(MODELS), default=list(MODELS), help="what to train")
     add("--codecs", nargs="+", type=_spec, default=CODECS, help="specs to run after plain DDP")
     add("--steps", type=_at_least(1), help="of every model (its own number if not given)")
-    add("--seed", type=int, default=1, help="of data, start and codecs")
+    add("--seed", type=_at_least(0), default=1, help="of data, start and codecs")
     add("--out", type=Path, default=Path("out/report.html"), help="report; a .json beside it")
     options = parser.parse_args(arguments)
     options.codecs = [codec for codec in options.codecs if codec != BASELINE]

@@ -36,17 +36,16 @@ def combine(codec: str, messages: Sequence[Message]) -> dict[str, Any]:
 def exposed_seconds(messages: Sequence[Message]) -> float:
     """Forward and backward as trained, minus forward and backward without communication.
 
-    Medians over steps of the slowest worker, so that workers of different speed do not count as
-    communication. Noise can make it negative.
+    Medians over steps of the workers' mean, as the step's time is. Noise can make it negative.
     """
     settled = warm_up(len(messages[0]["together_s"]))
-    together = _slowest([m["together_s"][settled:] for m in messages])
-    return together - _slowest([m["alone_s"] for m in messages])
+    together = _typical([m["together_s"][settled:] for m in messages])
+    return together - _typical([m["alone_s"] for m in messages])
 
 
-def _slowest(times: Sequence[Sequence[float]]) -> float:
-    """The median over steps of the longest time among workers."""
-    return float(statistics.median(map(max, zip(*times))))
+def _typical(times: Sequence[Sequence[float]]) -> float:
+    """The median over steps of the mean over workers."""
+    return float(statistics.median(map(statistics.fmean, zip(*times))))
 
 
 def dense_bytes(message: Message) -> int:

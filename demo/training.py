@@ -54,7 +54,7 @@ def train(run: Run, group: Group, emit: Emit) -> None:
     ddp = DistributedDataParallel(module)
     optimizer = model.optimizer(module)
     batches = model.batches(group.folder, group.worker, group.world, run.seed)
-    with _compression(ddp, run.codec) as metrics:
+    with _compression(ddp, run) as metrics:
         trainer = Trainer(ddp, optimizer, group)
         trainer.go(run, batches, emit)
         done = {**trainer.results(), "metrics": metrics(), "digest": digest(module)}
@@ -66,12 +66,12 @@ def train(run: Run, group: Group, emit: Emit) -> None:
 
 @contextlib.contextmanager
 def _compression(
-    ddp: DistributedDataParallel, codec: str
+    ddp: DistributedDataParallel, run: Run
 ) -> Iterator[Callable[[], dict[str, float]]]:
-    if codec == BASELINE:
+    if run.codec == BASELINE:
         yield dict
         return
-    handle = addend.torch.attach(ddp, codec=codec)
+    handle = addend.torch.attach(ddp, codec=run.codec, seed=run.seed)
     try:
         yield handle.metrics
     finally:
