@@ -28,14 +28,15 @@ from report_plots import LinearPlot
 Document = dict[str, Any]
 Run = dict[str, Any]
 
+STAGES = ("encode", "agree", "reduce", "decode")
 NEARLY = 0.01  # a loss this close to another is as good
 
 HOW_TO_READ = {
     "step": "Median time of a step (forward, backward with all-reduce, optimizer), without the "
     "first steps. Faster: that of ddp over this one.",
     "exposed": "Communication that computing does not hide: forward and backward as trained, "
-    "minus forward and backward of some of the same batches under no_sync(); medians of the "
-    "slowest worker. The codec's work counts as communication. Part of the step.",
+    "minus forward and backward of some of the same batches under no_sync(). The codec's work and "
+    "waiting for a slower worker count as communication. Part of the step.",
     "to the engine": "Bytes that one worker hands to the all-reduce in a step; the ratio is ddp's "
     "over these. A ring all-reduce of n workers sends 2 (n - 1) / n times as much.",
     "on the link": "Bytes that one worker's network interface sent in a step, headers included, as "
@@ -255,7 +256,7 @@ def inside_table(runs: list[Run]) -> str:
         metrics, steps = run["metrics"], len(run["losses"])
         fallbacks = [f"{k[9:]} x{v:g}" for k, v in metrics.items() if k.startswith("fallback/")]
         modes = [f"{k[5:]} x{v:g}" for k, v in metrics.items() if k.startswith("mode/")]
-        times = [metrics[f"time/{stage}_s"] / steps for stage in ("encode", "reduce", "decode")]
+        times = [metrics[f"time/{stage}_s"] / steps for stage in STAGES]
         cells = [*map(seconds_text, times), f"{100 * metrics['union_density']:.3g} %"]
         cells.append(f"{metrics['nmse']:.2g}" if metrics["nmse"] else "-")
         rows.append(
@@ -264,10 +265,10 @@ def inside_table(runs: list[Run]) -> str:
             + f'<td class="text wrap">{escape(", ".join(modes) or "-")}</td>'
             + f'<td class="text wrap">{escape(", ".join(fallbacks) or "-")}</td></tr>'
         )
-    heads = ("codec", "encode", "reduce", "decode", "union density", "nmse", "ran", "fallbacks")
+    heads = ("codec", *STAGES, "union density", "nmse", "ran", "fallbacks")
     return (
-        '<div class="panel wide"><h3>Inside the codec, worker 0: time a step in each stage (stages '
-        "of different buckets overlap), and buckets by mode</h3>"
+        '<div class="panel wide"><h3>Inside the codec, worker 0: time a step in each stage '
+        "(agree: until all are there; buckets overlap), and buckets by mode</h3>"
         f"{table(heads, rows, text_heads=('codec', 'ran', 'fallbacks'))}</div>"
     )
 
