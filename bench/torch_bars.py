@@ -248,15 +248,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("cases", nargs="*", choices=[*CASES, []], default=list(CASES))
+    parser.add_argument("cases", nargs="*", metavar="case", help=", ".join(CASES))
     for hidden in ("--rank", "--world", "--folder"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    unknown = [case for case in arguments.cases if case not in CASES]
+    if unknown:
+        parser.error(f"no such case: {unknown[0]} (there are {', '.join(CASES)})")
     if arguments.rank is not None:
         rank, world = int(arguments.rank), int(arguments.world)
         run_rank(arguments.cases[0], rank, world, arguments.folder)
         return 0
-    passed = [run_case(case) for case in arguments.cases]
+    passed = [run_case(case) for case in arguments.cases or CASES]
     return 0 if all(passed) else 1
 
 
