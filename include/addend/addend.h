@@ -247,6 +247,103 @@ ADDEND_API uint32_t addend_reducer_world(const addend_reducer* reducer);
 ADDEND_API uint32_t addend_reducer_worker(const addend_reducer* reducer);
 ADDEND_API void addend_reducer_destroy(addend_reducer* reducer);
 
+/* ---- The mesh: small messages from every rank to every rank
+ * ----------------------------------------------------------------------------------------------------
+ */
+
+typedef struct addend_mesh addend_mesh;
+
+/* `sockets`: connected stream sockets to the other ranks, by rank, `world` entries; that of `rank`
+ * itself is not looked at. `bell`: a wait ends early when this descriptor is readable; -1 for none.
+ * Descriptors stay the caller's, who closes them after the mesh. One thread at a time. */
+ADDEND_API addend_status addend_mesh_create(uint32_t world, uint32_t rank, const int* sockets,
+                                            int bell, addend_mesh** mesh);
+ADDEND_API void addend_mesh_destroy(addend_mesh* mesh);
+
+/* Bytes of a message. */
+typedef struct addend_piece {
+  const void* data;
+  uint64_t size;
+} addend_piece;
+
+/* Starts to send everyone a message: `pieces`, copied, each beginning at a multiple of 64 bytes.
+ * All ranks start the same exchanges in the same order; their messages may differ in length. */
+ADDEND_API addend_status addend_mesh_start(addend_mesh* mesh, const addend_piece* pieces,
+                                           uint32_t count, uint64_t* exchange);
+/* Moves bytes until the exchange is done, the time is over or the bell rings; `done` is 1 or 0. */
+ADDEND_API addend_status addend_mesh_wait(addend_mesh* mesh, uint64_t exchange, uint64_t timeout_ns,
+                                          int* done);
+/* What a rank sent; valid until the exchange is released. */
+ADDEND_API addend_status addend_mesh_message(const addend_mesh* mesh, uint64_t exchange,
+                                             uint32_t rank, addend_piece* message);
+/* Sums planes over all ranks, in the order of ranks, into `planes`: in every message they are the
+ * pieces behind the first `offset` bytes. ADDEND_MISMATCH if a message has another length. */
+ADDEND_API addend_status addend_mesh_sum(const addend_mesh* mesh, uint64_t exchange,
+                                         uint64_t offset, const addend_plane* planes,
+                                         uint32_t count);
+ADDEND_API addend_status addend_mesh_release(addend_mesh* mesh, uint64_t exchange);
+
+/* One codec's way through its rounds over a mesh, in the caller's thread. Both outlive it. */
+typedef struct addend_trip addend_trip;
+
+typedef enum addend_trip_state {
+  ADDEND_TRIP_WAITING = 0,  /* for other ranks */
+  ADDEND_TRIP_SUMMED = 1,   /* every round is done: what is left is addend_codec_finish */
+  ADDEND_TRIP_LARGE = 2,    /* `round` is too large for the mesh: reduce it and say so */
+  ADDEND_TRIP_DIFFERENT = 3 /* the headers at the beginning of `exchange`'s messages differ */
+} addend_trip_state;
+
+typedef enum addend_stage {
+  ADDEND_STAGE_ENCODE = 0, /* of a round after the first */
+  ADDEND_STAGE_AGREE = 1,  /* the header, and the round that travels with it */
+  ADDEND_STAGE_REDUCE = 2
+} addend_stage;
+
+#define ADDEND_MAX_SPANS 16
+
+/* What a trip did since it began. Times are the monotonic clock's. */
+typedef struct addend_trip_view {
+  addend_trip_state state;
+  uint32_t round_number; /* under way or done last, from 1; 0: the header */
+  uint64_t exchange;
+  addend_round round;
+  uint32_t span_count;
+  struct {
+    addend_stage stage;
+    uint64_t begin_ns, end_ns;
+  } spans[ADDEND_MAX_SPANS];
+} addend_trip_view;
+
+ADDEND_API addend_status addend_trip_create(addend_mesh* mesh, addend_codec* codec,
+                                            addend_trip** trip);
+/* Abandons what is under way. */
+ADDEND_API void addend_trip_destroy(addend_trip* trip);
+/* Sets out with a gradient, as addend_codec_begin (or _in_place) takes it. `header` travels before
+ * the first round, its first `alike_bytes` must be the same on all ranks. Rounds beyond
+ * `mesh_bytes` are left to the caller. Sends nothing yet. */
+ADDEND_API addend_status addend_trip_begin(addend_trip* trip, void* gradient, int in_place,
+                                           const void* header, uint64_t header_bytes,
+                                           uint64_t alike_bytes, uint64_t mesh_bytes);
+/* Encodes the first round ahead of the first run. */
+ADDEND_API addend_status addend_trip_encode(addend_trip* trip);
+/* Goes as far as it can within the time; `view` says how far. */
+ADDEND_API addend_status addend_trip_run(addend_trip* trip, uint64_t timeout_ns,
+                                         addend_trip_view* view);
+/* After ADDEND_TRIP_LARGE: the round is reduced. */
+ADDEND_API addend_status addend_trip_reduced(addend_trip* trip);
+ADDEND_API void addend_trip_cancel(addend_trip* trip);
+/* Safe to call from another thread than the one that runs the trip. */
+ADDEND_API uint32_t addend_trip_round_number(const addend_trip* trip);
+
+/* The union of `count` parts' row numbers (`sizes` of each), ascending, and where each row given is
+ * in it. `merged` and `places` have room for all rows given; `different` is how many there are. */
+ADDEND_API addend_status addend_rows_merge(const int64_t* const* parts, const uint64_t* sizes,
+                                           uint32_t count, int64_t* merged, uint64_t* places,
+                                           uint64_t* different);
+/* total[places[i]] += values[i] for `count` rows of `lanes` lanes. Any sum but a table sum. */
+ADDEND_API addend_status addend_rows_add(addend_op op, uint64_t lanes, const uint64_t* places,
+                                         uint64_t count, const void* values, void* total);
+
 /* ---- The pipeline
  * ----------------------------------------------------------------------------------------------------
  */

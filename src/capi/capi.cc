@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C ABI over the C++ API. Every entry point checks its handles, turns an Error into a status
-// and a thread's last message, and stops exceptions (only allocation throws).
+// The C ABI over the C++ API. Every entry point checks its handles.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <exception>
 #include <memory>
-#include <new>
 #include <string>
 #include <vector>
 
@@ -16,10 +13,9 @@
 #include "addend/pipeline.h"
 #include "addend/reduce.h"
 #include "capi/convert.h"
+#include "capi/guard.h"
+#include "capi/handles.h"
 
-struct addend_codec {
-  std::unique_ptr<addend::Codec> codec;
-};
 struct addend_reducer {
   std::unique_ptr<addend::Reducer> reducer;
 };
@@ -34,30 +30,12 @@ using addend::Error;
 using addend::Round;
 using addend::Status;
 
-static_assert(static_cast<int>(Errc::kOutOfMemory) == ADDEND_OUT_OF_MEMORY);
-
-thread_local std::string t_last_error;
-
-addend_status fail(const Error& error) {
-  t_last_error = error.message;
-  return static_cast<addend_status>(error.code);
-}
-addend_status invalid(const char* message) {
-  return fail(addend::make_error(Errc::kInvalidArgument, message));
-}
-addend_status to_status(const Status& status) { return status ? ADDEND_OK : fail(status.error()); }
-
-// Runs a body that returns addend_status; nothing may escape into C.
-template <typename Body>
-addend_status guarded(Body&& body) noexcept {
-  try {
-    return body();
-  } catch (const std::bad_alloc&) {
-    return fail(addend::make_error(Errc::kOutOfMemory, "out of memory"));
-  } catch (const std::exception& error) {
-    return fail(addend::make_error(Errc::kUnavailable, error.what()));
-  }
-}
+using addend::capi::fail;
+using addend::capi::guarded;
+using addend::capi::invalid;
+using addend::capi::is_op;
+using addend::capi::t_last_error;
+using addend::capi::to_status;
 
 // Writes a saved state if there is a buffer with room for it, and its size in any case.
 addend_status hand_over(const addend::Result<std::vector<uint8_t>>& saved, void* state,
@@ -72,8 +50,6 @@ addend_status hand_over(const addend::Result<std::vector<uint8_t>>& saved, void*
   if (!saved->empty()) std::memcpy(state, saved->data(), saved->size());
   return ADDEND_OK;
 }
-
-bool is_op(addend_op op) { return static_cast<unsigned>(op) < ADDEND_OP_COUNT; }
 
 // A reducer made of the caller's function.
 class CustomReducer final : public addend::Reducer {

@@ -36,20 +36,25 @@ addend_round to_c(const Round& round) {
   return out;
 }
 
+Result<Plane> to_cpp(const addend_plane& plane) {
+  if (static_cast<unsigned>(plane.op) >= ADDEND_OP_COUNT)
+    return make_error(Errc::kInvalidArgument, "not a plane operation");
+  const auto op = static_cast<Op>(plane.op);
+  const bool whole = !is_table_sum(op) || (plane.table != nullptr && plane.sums != nullptr);
+  if (plane.lanes > 0 && (plane.data == nullptr || !whole))
+    return make_error(Errc::kInvalidArgument, "a plane without its memory");
+  return Plane{op, plane.lanes, plane.data, plane.table, plane.sums};
+}
+
 Result<Round> to_cpp(const addend_round& round) {
   if (round.plane_count > Round::kMaxPlanes)
     return make_error(Errc::kInvalidArgument, "a round has at most 4 planes");
   Round out;
   out.last = round.last != 0;
   for (uint32_t i = 0; i < round.plane_count; ++i) {
-    const addend_plane& plane = round.planes[i];
-    if (static_cast<unsigned>(plane.op) >= ADDEND_OP_COUNT)
-      return make_error(Errc::kInvalidArgument, "not a plane operation");
-    const auto op = static_cast<Op>(plane.op);
-    const bool whole = !is_table_sum(op) || (plane.table != nullptr && plane.sums != nullptr);
-    if (plane.lanes > 0 && (plane.data == nullptr || !whole))
-      return make_error(Errc::kInvalidArgument, "a plane without its memory");
-    out.add({op, plane.lanes, plane.data, plane.table, plane.sums});
+    const auto plane = to_cpp(round.planes[i]);
+    if (!plane) return plane.error();
+    out.add(*plane);
   }
   return out;
 }

@@ -11,7 +11,9 @@
 namespace addend {
 
 addend_round to_c(const Round& round);
-/// kInvalidArgument for more planes than a round holds and for unknown operations.
+/// kInvalidArgument for an unknown operation, and for lanes without memory.
+Result<Plane> to_cpp(const addend_plane& plane);
+/// The same, and for more planes than a round holds.
 Result<Round> to_cpp(const addend_round& round);
 
 /// The defaults, for a caller whose struct has `size` bytes.

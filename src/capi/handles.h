@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+// What stands behind handles that several files of the C ABI use.
+#pragma once
+
+#include <memory>
+
+#include "addend/addend.h"
+#include "addend/codec.h"
+
+struct addend_codec {
+  std::unique_ptr<addend::Codec> codec;
+};

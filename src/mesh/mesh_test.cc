@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "mesh/mesh.h"
+
+#include <random>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "addend/fold.h"
+
+namespace addend {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Sockets of `world` ranks, all to all, and their ends by rank.
+class Wires {
+ public:
+  explicit Wires(uint32_t world) : ends_(world, std::vector<int>(world, -1)) {
+    for (uint32_t a = 0; a < world; ++a) {
+      for (uint32_t b = a + 1; b < world; ++b) {
+        int pair[2];
+        EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+        ends_[a][b] = pair[0];
+        ends_[b][a] = pair[1];
+      }
+    }
+  }
+  ~Wires() {
+    for (uint32_t rank = 0; rank < ends_.size(); ++rank)
+      cut(rank);
+  }
+  Wires(const Wires&) = delete;
+  Wires& operator=(const Wires&) = delete;
+
+  std::unique_ptr<Mesh> mesh(uint32_t rank, int bell = -1) {
+    return *Mesh::create(ends_[rank], rank, bell);
+  }
+  int end(uint32_t rank, uint32_t peer) const { return ends_[rank][peer]; }
+  // What the system does when a process ends.
+  void cut(uint32_t rank) {
+    for (int& end : ends_[rank]) {
+      if (end >= 0) close(end);
+      end = -1;
+    }
+  }
+
+ private:
+  std::vector<std::vector<int>> ends_;
+};
+
+std::vector<uint8_t> bytes(uint64_t seed, std::size_t count) {
+  std::mt19937_64 random(seed);
+  std::vector<uint8_t> made(count);
+  for (uint8_t& byte : made)
+    byte = static_cast<uint8_t>(random());
+  return made;
+}
+
+uint64_t start(Mesh& mesh, const std::vector<std::vector<uint8_t>>& pieces) {
+  std::vector<std::span<const uint8_t>> spans(pieces.begin(), pieces.end());
+  return *mesh.start(spans);
+}
+
+std::vector<uint8_t> message(const Mesh& mesh, uint64_t exchange, uint32_t rank) {
+  const auto found = *mesh.message(exchange, rank);
+  return {found.begin(), found.end()};
+}
+
+// Runs `body(mesh)` for every rank in a thread of its own.
+template <typename Body>
+void on_all(uint32_t world, Body body) {
+  Wires wires(world);
+  std::vector<std::thread> threads;
+  for (uint32_t rank = 0; rank < world; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto mesh = wires.mesh(rank);
+      body(*mesh);
+    });
+  }
+  for (std::thread& thread : threads)
+    thread.join();
+}
+
+TEST(Mesh, EveryRankHasEveryMessage) {
+  for (const uint32_t world : {1u, 2u, 3u, 7u}) {
+    on_all(world, [&](Mesh& mesh) {
+      for (uint64_t round = 0; round < 20; ++round) {
+        // Lengths differ between ranks and rounds; some are larger than a socket's buffer.
+        const auto length = [&](uint32_t rank) {
+          return std::size_t{(rank * 7919 + round * 104729) % (round % 5 == 0 ? 900'001 : 301)};
+        };
+        const auto made = [&](uint32_t rank) { return bytes(rank * 100 + round, length(rank)); };
+        const uint64_t exchange = start(mesh, {made(mesh.rank())});
+        EXPECT_TRUE(*mesh.wait(exchange, 60s));
+        for (uint32_t rank = 0; rank < world; ++rank) {
+          EXPECT_EQ(message(mesh, exchange, rank), made(rank));
+        }
+        EXPECT_TRUE(mesh.release(exchange));
+      }
+    });
+  }
+}
+
+TEST(Mesh, ExchangesOverlapAndEndInAnyOrder) {
+  on_all(3, [](Mesh& mesh) {
+    std::vector<uint64_t> exchanges;
+    for (uint64_t i = 0; i < 4; ++i) {
+      exchanges.push_back(start(mesh, {bytes(mesh.rank() * 10 + i, 200'000)}));
+    }
+    for (const std::size_t i : {3u, 0u, 2u, 1u}) {
+      EXPECT_TRUE(*mesh.wait(exchanges[i], 60s));
+      for (uint32_t rank = 0; rank < 3; ++rank) {
+        EXPECT_EQ(message(mesh, exchanges[i], rank), bytes(rank * 10 + i, 200'000));
+      }
+      EXPECT_TRUE(mesh.release(exchanges[i]));
+      EXPECT_FALSE(mesh.message(exchanges[i], 0));
+      EXPECT_FALSE(mesh.release(exchanges[i]));
+    }
+  });
+}
+
+TEST(Mesh, PiecesBeginAligned) {
+  on_all(2, [](Mesh& mesh) {
+    const uint64_t exchange = start(mesh, {bytes(1, 3), {}, bytes(2, 65), bytes(3, 1)});
+    EXPECT_TRUE(*mesh.wait(exchange, 60s));
+    const auto got = message(mesh, exchange, 1 - mesh.rank());
+    ASSERT_EQ(got.size(), 193u);
+    EXPECT_EQ(std::vector<uint8_t>(got.begin() + 64, got.begin() + 129), bytes(2, 65));
+    EXPECT_EQ(got[3], 0);  // nothing of what lay in memory travels along
+    EXPECT_EQ(got[192], bytes(3, 1)[0]);
+  });
+}
+
+TEST(Mesh, SumsPlanesInTheOrderOfRanks) {
+  for (std::size_t op = 0; op < kOpCount; ++op) {
+    on_all(3, [&](Mesh& mesh) {
+      const auto kind = static_cast<Op>(op);
+      const uint64_t lanes = 1000;
+      const auto table = bytes(77, 32);
+      const auto lanes_of = [&](uint32_t rank) { return bytes(rank, op_bytes(kind, lanes)); };
+      std::vector<uint8_t> expected = lanes_of(0);
+      if (is_table_sum(kind)) expected.assign(op_sum_bytes(kind, lanes), 0);
+      for (uint32_t rank = 0; rank < 3; ++rank) {
+        const auto given = lanes_of(rank);
+        if (is_table_sum(kind)) {
+          fold_table(kind, expected.data(), given.data(), table.data(), lanes);
+        } else if (rank > 0) {
+          fold(kind, expected.data(), given.data(), lanes);
+        }
+      }
+      auto data = lanes_of(mesh.rank());
+      std::vector<uint8_t> sums(op_sum_bytes(kind, lanes), 0xff);
+      const uint64_t exchange = start(mesh, {bytes(5, 10), data});
+      EXPECT_TRUE(*mesh.wait(exchange, 60s));
+      Plane plane{kind, lanes, data.data(), table.data(), sums.data()};
+      ASSERT_TRUE(mesh.sum(exchange, 10, {&plane, 1}));
+      EXPECT_EQ(is_table_sum(kind) ? sums : data, expected) << op_name(kind);
+    });
+  }
+}
+
+TEST(Mesh, RefusesSumsOfOtherLengths) {
+  on_all(2, [](Mesh& mesh) {
+    std::vector<uint8_t> data(mesh.rank() == 0 ? 64 : 128);
+    const uint64_t exchange = start(mesh, {data});
+    EXPECT_TRUE(*mesh.wait(exchange, 60s));
+    Plane plane{Op::kSumI32, data.size() / 4, data.data(), nullptr, nullptr};
+    const Status status = mesh.sum(exchange, 0, {&plane, 1});
+    ASSERT_FALSE(status);
+    EXPECT_EQ(status.error().code, Errc::kMismatch);
+    EXPECT_NE(status.error().message.find("rank " + std::to_string(1 - mesh.rank())),
+              std::string::npos);
+  });
+}
+
+TEST(Mesh, NamesALostRank) {
+  Wires wires(3);
+  const auto mesh = wires.mesh(0);
+  const auto other = wires.mesh(1);
+  const uint64_t exchange = start(*mesh, {bytes(1, 10)});
+  start(*other, {bytes(1, 10)});
+  EXPECT_FALSE(*mesh->wait(exchange, 0s));
+  wires.cut(2);
+  const auto waited = mesh->wait(exchange, 60s);
+  ASSERT_FALSE(waited);
+  EXPECT_EQ(waited.error().code, Errc::kUnavailable);
+  EXPECT_NE(waited.error().message.find("rank 2"), std::string::npos) << waited.error().message;
+  EXPECT_FALSE(mesh->start({}));  // and stays so
+}
+
+TEST(Mesh, RefusesWhatIsNoMessage) {
+  Wires wires(2);
+  const auto mesh = wires.mesh(0);
+  const auto noise = bytes(3, 16);
+  ASSERT_EQ(write(wires.end(1, 0), noise.data(), noise.size()), 16);
+  const uint64_t exchange = start(*mesh, {bytes(1, 10)});
+  const auto waited = mesh->wait(exchange, 60s);
+  ASSERT_FALSE(waited);
+  EXPECT_NE(waited.error().message.find("rank 1"), std::string::npos);
+}
+
+TEST(Mesh, TheBellEndsAWait) {
+  Wires wires(2);
+  int bell[2];
+  ASSERT_EQ(pipe(bell), 0);
+  const auto mesh = wires.mesh(0, bell[0]);
+  const uint64_t exchange = start(*mesh, {bytes(1, 10)});
+  std::thread ringer([&] { EXPECT_EQ(write(bell[1], "x", 1), 1); });
+  EXPECT_FALSE(*mesh->wait(exchange, 1h));
+  ringer.join();
+  close(bell[0]);
+  close(bell[1]);
+}
+
+TEST(Mesh, RefusesBadArguments) {
+  const int sockets[] = {-1, -1};
+  EXPECT_FALSE(Mesh::create(sockets, 2, -1));
+  EXPECT_FALSE(Mesh::create(sockets, 0, -1));
+  Wires wires(2);
+  const auto mesh = wires.mesh(0);
+  EXPECT_FALSE(mesh->wait(0, 0s));
+  const uint64_t exchange = start(*mesh, {bytes(1, 10)});
+  EXPECT_FALSE(mesh->message(exchange, 1));
+  EXPECT_FALSE(mesh->release(exchange));
+}
+
+}  // namespace
+}  // namespace addend

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "pipeline/trip.h"
+
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+namespace addend {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr uint32_t kWorld = 3;
+constexpr uint64_t kCount = 20'000;
+
+std::vector<float> gradient(uint32_t rank, uint64_t step) {
+  std::vector<float> made(kCount, 0.0f);
+  for (uint64_t i = rank; i < kCount; i += 97 + step)
+    made[i] = static_cast<float>(i + rank);
+  return made;
+}
+
+std::vector<float> sum(uint64_t step) {
+  std::vector<float> total = gradient(0, step);
+  for (uint32_t rank = 1; rank < kWorld; ++rank) {
+    const auto one = gradient(rank, step);
+    for (uint64_t i = 0; i < kCount; ++i)
+      total[i] += one[i];
+  }
+  return total;
+}
+
+// Every rank's sockets, all to all; `body(rank, mesh, codec)` in a thread each.
+template <typename Body>
+void on_all(const std::string& spec, Body body) {
+  int ends[kWorld][kWorld];
+  for (uint32_t a = 0; a < kWorld; ++a) {
+    ends[a][a] = -1;
+    for (uint32_t b = a + 1; b < kWorld; ++b) {
+      int pair[2];
+      ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+      ends[a][b] = pair[0];
+      ends[b][a] = pair[1];
+    }
+  }
+  std::vector<std::thread> threads;
+  for (uint32_t rank = 0; rank < kWorld; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto mesh = *Mesh::create(ends[rank], rank, -1);
+      Layout layout;
+      layout.count = kCount;
+      layout.world = kWorld;
+      layout.worker = rank;
+      const auto codec = *create_codec(*CodecSpec::parse(spec), layout);
+      body(rank, *mesh, *codec);
+    });
+  }
+  for (std::thread& thread : threads)
+    thread.join();
+  for (auto& row : ends) {
+    for (const int end : row) {
+      if (end >= 0) close(end);
+    }
+  }
+}
+
+const std::vector<uint8_t> kHeader(64, 7);
+
+TEST(Trip, SumsOverSeveralSteps) {
+  for (const char* spec : {"dense", "exact", "exact:mode=packed", "exact:mode=sketch"}) {
+    SCOPED_TRACE(spec);
+    on_all(spec, [&](uint32_t rank, Mesh& mesh, Codec& codec) {
+      Trip trip(mesh, codec);
+      for (uint64_t step = 0; step < 5; ++step) {
+        auto mine = gradient(rank, step);
+        ASSERT_TRUE(trip.begin(mine.data(), kHeader, {false, 64, 1 << 30}));
+        if (step % 2 == 0) {
+          ASSERT_TRUE(trip.encode());
+        }
+        EXPECT_EQ(mine, gradient(rank, step));
+        const auto state = trip.run(60s);
+        ASSERT_TRUE(state) << state.error().message;
+        ASSERT_EQ(*state, TripState::kSummed);
+        EXPECT_GE(trip.round_number(), 1u);
+        ASSERT_TRUE(codec.finish(mine.data()));
+        EXPECT_EQ(mine, sum(step));
+        ASSERT_FALSE(trip.spans().empty());
+        EXPECT_EQ(trip.spans()[0].stage, Stage::kAgree);
+      }
+    });
+  }
+}
+
+// The caller's way to reduce a round: through messages of its own.
+void reduce_by_hand(Mesh& mesh, const Round& round) {
+  Round planes = round;
+  std::vector<std::span<const uint8_t>> pieces;
+  for (const Plane& plane : planes) {
+    pieces.push_back({static_cast<const uint8_t*>(plane.data), op_bytes(plane.op, plane.lanes)});
+  }
+  const uint64_t exchange = *mesh.start(pieces);
+  ASSERT_TRUE(*mesh.wait(exchange, 60s));
+  ASSERT_TRUE(mesh.sum(exchange, 0, {planes.begin(), planes.size}));
+  ASSERT_TRUE(mesh.release(exchange));
+}
+
+TEST(Trip, LeavesLargeRoundsToTheCaller) {
+  for (const uint64_t most : {uint64_t{0}, uint64_t{2490}}) {
+    on_all("exact:mode=packed", [&](uint32_t rank, Mesh& mesh, Codec& codec) {
+      Trip trip(mesh, codec);
+      for (uint64_t step = 0; step < 3; ++step) {
+        auto mine = gradient(rank, step);
+        ASSERT_TRUE(trip.begin(mine.data(), kHeader, {false, 64, most}));
+        uint32_t large = 0;
+        for (;;) {
+          const auto state = trip.run(60s);
+          ASSERT_TRUE(state) << state.error().message;
+          if (*state == TripState::kSummed) break;
+          ASSERT_EQ(*state, TripState::kLarge);
+          EXPECT_GT(trip.round().bytes(), most);
+          reduce_by_hand(mesh, trip.round());
+          trip.reduced();
+          ++large;
+        }
+        EXPECT_GE(large, most == 0 ? 2u : 1u);
+        ASSERT_TRUE(codec.finish(mine.data()));
+        EXPECT_EQ(mine, sum(step));
+      }
+    });
+  }
+}
+
+TEST(Trip, SeesThatHeadersDiffer) {
+  on_all("exact", [&](uint32_t rank, Mesh& mesh, Codec& codec) {
+    Trip trip(mesh, codec);
+    auto mine = gradient(rank, 0);
+    auto header = kHeader;
+    header[60] = static_cast<uint8_t>(rank);  // may differ
+    ASSERT_TRUE(trip.begin(mine.data(), header, {false, 60, 1 << 30}));
+    ASSERT_EQ(*trip.run(60s), TripState::kSummed);
+    ASSERT_TRUE(codec.finish(mine.data()));
+    if (rank == 1) header[5] = 8;
+    ASSERT_TRUE(trip.begin(mine.data(), header, {false, 60, 1 << 30}));
+    ASSERT_EQ(*trip.run(60s), TripState::kDifferent);
+    EXPECT_EQ((*mesh.message(trip.exchange(), 1))[5], 8);
+    trip.cancel();
+    // And nothing is broken by it.
+    mine = gradient(rank, 0);
+    ASSERT_TRUE(trip.begin(mine.data(), kHeader, {false, 64, 1 << 30}));
+    ASSERT_EQ(*trip.run(60s), TripState::kSummed);
+    ASSERT_TRUE(codec.finish(mine.data()));
+    EXPECT_EQ(mine, sum(0));
+  });
+}
+
+TEST(Trip, RefusesMisuse) {
+  on_all("exact", [&](uint32_t rank, Mesh& mesh, Codec& codec) {
+    Trip trip(mesh, codec);
+    EXPECT_FALSE(trip.run(0s));
+    auto mine = gradient(rank, 0);
+    EXPECT_FALSE(trip.begin(mine.data(), kHeader, {false, 65, 0}));
+    ASSERT_TRUE(trip.begin(mine.data(), kHeader, {false, 64, 1 << 30}));
+    EXPECT_FALSE(trip.begin(mine.data(), kHeader, {false, 64, 1 << 30}));
+    EXPECT_EQ(trip.round_number(), 0u);
+  });
+}
+
+}  // namespace
+}  // namespace addend
