@@ -30,6 +30,7 @@ from addend.errors import BY_STATUS, Unavailable, Unsupported
 ABI_VERSION = 1
 MAX_PLANES = 4
 MAX_REPORTED_ROUNDS = 8
+MAX_SPANS = 16
 UNKNOWN = 2**64 - 1
 
 
@@ -45,6 +46,25 @@ class Plane(ctypes.Structure):
 
 class Round(ctypes.Structure):
     _fields_ = [("plane_count", c_uint32), ("last", c_uint32), ("planes", Plane * MAX_PLANES)]
+
+
+class Piece(ctypes.Structure):
+    _fields_ = [("data", c_void_p), ("size", c_uint64)]
+
+
+class Span(ctypes.Structure):
+    _fields_ = [("stage", c_int), ("begin_ns", c_uint64), ("end_ns", c_uint64)]
+
+
+class TripView(ctypes.Structure):
+    _fields_ = [
+        ("state", c_int),
+        ("round_number", c_uint32),
+        ("exchange", c_uint64),
+        ("round", Round),
+        ("span_count", c_uint32),
+        ("spans", Span * MAX_SPANS),
+    ]
 
 
 class Segment(ctypes.Structure):
@@ -111,6 +131,8 @@ class ServiceOptions(ctypes.Structure):
 
 _CODEC = c_void_p
 _REDUCER = c_void_p
+_MESH = c_void_p
+_TRIP = c_void_p
 # name, result, arguments. A c_int result is an addend_status.
 _FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("version", c_char_p, []),
@@ -139,6 +161,31 @@ _FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("service_create", c_int, [POINTER(ServiceOptions), POINTER(_REDUCER)]),
     ("reducer_reduce", c_int, [_REDUCER, POINTER(Round), c_uint64]),
     ("reducer_destroy", None, [_REDUCER]),
+    ("mesh_create", c_int, [c_uint32, c_uint32, POINTER(c_int), c_int, POINTER(_MESH)]),
+    ("mesh_destroy", None, [_MESH]),
+    ("mesh_start", c_int, [_MESH, POINTER(Piece), c_uint32, POINTER(c_uint64)]),
+    ("mesh_wait", c_int, [_MESH, c_uint64, c_uint64, POINTER(c_int)]),
+    ("mesh_message", c_int, [_MESH, c_uint64, c_uint32, POINTER(Piece)]),
+    ("mesh_sum", c_int, [_MESH, c_uint64, c_uint64, POINTER(Plane), c_uint32]),
+    ("mesh_release", c_int, [_MESH, c_uint64]),
+    ("trip_create", c_int, [_MESH, _CODEC, POINTER(_TRIP)]),
+    ("trip_destroy", None, [_TRIP]),
+    (
+        "trip_begin",
+        c_int,
+        [_TRIP, c_void_p, c_int, c_void_p, c_uint64, c_uint64, c_uint64],
+    ),
+    ("trip_encode", c_int, [_TRIP]),
+    ("trip_run", c_int, [_TRIP, c_uint64, POINTER(TripView)]),
+    ("trip_reduced", c_int, [_TRIP]),
+    ("trip_cancel", None, [_TRIP]),
+    ("trip_round_number", c_uint32, [_TRIP]),
+    (
+        "rows_merge",
+        c_int,
+        [POINTER(c_void_p), POINTER(c_uint64), c_uint32, c_void_p, c_void_p, POINTER(c_uint64)],
+    ),
+    ("rows_add", c_int, [c_int, c_uint64, c_void_p, c_uint64, c_void_p, c_void_p]),
 ]
 
 

@@ -94,13 +94,8 @@ class Codec:
     def next_round(self) -> Round | None:
         """Encodes the next round, which must be reduced in place before the next call; None after
         the last."""
-        native = self._round
         check(library.codec_next_round(self._open(), self._round_reference))
-        if native.plane_count == 0:
-            return None
-        return Round(
-            native.last != 0, [_plane(native.planes[i]) for i in range(native.plane_count)]
-        )
+        return round_from_native(self._round) if self._round.plane_count else None
 
     def finish(self, address: int) -> None:
         """Decodes the sum into the gradient at `address`; on failure nothing is written."""
@@ -171,6 +166,11 @@ class Codec:
     ) -> None:
         self.close()
 
+    @property
+    def handle(self) -> int:
+        """For the C ABI."""
+        return self._open()
+
     def _open(self) -> int:
         if self._handle is None:
             raise InvalidArgument("the codec is closed")
@@ -193,6 +193,11 @@ def _segments(segments: Sequence[tuple[int, int]]) -> Any:
             for name, count in segments
         )
     )
+
+
+def round_from_native(native: _native.Round) -> Round:
+    planes = [_plane(native.planes[i]) for i in range(native.plane_count)]
+    return Round(native.last != 0, planes)
 
 
 def _plane(native: _native.Plane) -> Plane:

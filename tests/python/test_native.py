@@ -25,6 +25,8 @@ STRUCTS = {
     "addend_plane": _native.Plane,
     "addend_round": _native.Round,
     "addend_segment": _native.Segment,
+    "addend_piece": _native.Piece,
+    "addend_trip_view": _native.TripView,
     "addend_layout": _native.Layout,
     "addend_report": _native.Report,
 }

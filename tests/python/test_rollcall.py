@@ -85,8 +85,8 @@ def request(call: RollCall, kind: int, text: bytes = b"", length: int | None = N
 
 def test_everyone_says_where_it_is() -> None:
     with ranks(4) as calls:
-        calls[0].place = Place(7, 3, 1)
-        calls[2].place = Place(2**40, 2**20, 9)
+        calls[0].where = lambda: Place(7, 3, 1)
+        calls[2].where = lambda: Place(2**40, 2**20, 9)
         calls[2].fail("out of memory: größer")
         assert calls[1].neighbour_answers()
         assert calls[1].ask_all() == [
@@ -135,7 +135,7 @@ BAD_REQUESTS = {
 def test_bad_requests_change_nothing_and_get_no_answer(bad: str) -> None:
     with ranks(2) as calls:
         aborts = record_aborts(calls[0])
-        calls[0].place = Place(1, 2, 3)
+        calls[0].where = lambda: Place(1, 2, 3)
         assert say(calls[0], BAD_REQUESTS[bad](calls[0]), hang_up=True) == b""
         assert calls[1].ask_all() == [Answer(0, "working", Place(1, 2, 3))]
         assert aborts == []
@@ -162,7 +162,7 @@ def test_those_who_connect_and_say_nothing_hold_nobody_up_and_are_shown_out() ->
 
 def test_many_may_ask_at_once() -> None:
     with ranks(2) as calls, ThreadPoolExecutor(64) as pool:
-        calls[0].place = Place(5)
+        calls[0].where = lambda: Place(5)
         asked = [pool.submit(calls[1].ask_all) for _ in range(256)]
         assert {answer for one in asked for answer in one.result()} == {
             Answer(0, "working", Place(5))

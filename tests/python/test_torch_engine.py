@@ -20,21 +20,39 @@ from ranks import run_ranks  # noqa: E402
 
 import addend  # noqa: E402
 from addend import Op, Plane  # noqa: E402
+from addend.mesh import Bytes, Mesh, aligned  # noqa: E402
 from addend.torch import _engine, _group, _header  # noqa: E402
 from addend.torch._engine import Engine, Link, Pool  # noqa: E402
+from addend.torch._rollcall import RollCall  # noqa: E402
 
 CPU = torch.device("cpu")
 FREE_STEPS = Link(latency_us=-1.0)  # an exchange never pays
 DEAR_STEPS = Link(latency_us=1e12)  # it always does
 LANE_COUNTS = (0, 1, 2, 3, 15, 16, 17, 31, 63, 65, 97, 257, 1009, 4099, 100_003)
 FEWER_LANE_COUNTS = (0, 1, 97, 4099, 20_011)  # of many ranks on few cores
-WAYS = ("exchange", "all-reduce", "scatter")
+WAYS = ("exchange", "all-reduce", "scatter", "mesh")
 
 
 def make_engine(way: str) -> Engine:
     native = frozenset(op for op in Op if not op.is_table_sum) if way == "all-reduce" else ()
-    link = DEAR_STEPS if way == "exchange" else FREE_STEPS
-    return Engine(dist.group.WORLD, CPU, frozenset(native), link)
+    link = DEAR_STEPS if way in ("exchange", "mesh") else FREE_STEPS
+    engine = Engine(dist.group.WORLD, CPU, frozenset(native), link)
+    if way == "mesh":
+        engine.mesh = make_mesh(engine)
+        assert (engine.mesh is None) == (engine.world == 1)
+    return engine
+
+
+def make_mesh(engine: Engine) -> Mesh | None:
+    def exchange(message: bytes) -> list[bytes]:
+        return _group.exchange_blocking(engine.group, CPU, message)
+
+    rollcall = RollCall(engine.rank, engine.world, exchange, patience_s=30)
+    try:
+        return _engine.open_mesh(rollcall, exchange)
+    finally:
+        exchange(b".")  # all ranks have linked
+        rollcall.close()
 
 
 class Lanes:
@@ -163,7 +181,7 @@ SCATTERED = {"all_to_all_single": 1, "start_all_gather": 1}
 
 def collectives(way: str, op: Op, count: int, world: int) -> dict[str, int]:
     """What one plane takes."""
-    if world == 1:
+    if world == 1 or way == "mesh":  # nothing of the group
         return {}
     if way == "exchange":
         return {"all_to_all_single": 1}
@@ -201,13 +219,33 @@ def digest(tensor: Any) -> str:
 
 
 def exchanges(rank: int, world: int) -> None:
-    engine = make_engine("exchange")
-    for size in (0, 1, 63, 64, 65, 4095, 100_003):
-        replies: list[Any] = []
-        _engine.run(engine.exchange(bytes_of(rank, size), replies))
-        assert len(replies) == world
+    for way in ("exchange", "mesh"):
+        engine = make_engine(way)
+        for size in (0, 1, 63, 64, 65, 4095, 100_003):
+            pieces = [bytes_of(rank, size), bytes_of(rank + 100, 10)]
+            room = aligned(size) + 10
+            replies: list[Bytes] = []
+            given = [Bytes(piece.data_ptr(), piece.numel()) for piece in pieces]
+            _engine.run(engine.exchange(given, room, replies))
+            assert len(replies) == world
+            for peer, reply in enumerate(replies):
+                assert reply.size == room
+                got = _engine.tensor_at(*reply)
+                assert torch.equal(got[:size], bytes_of(peer, size))
+                assert torch.equal(got[aligned(size) :], bytes_of(peer + 100, 10))
+        if engine.mesh is not None:
+            messages_of_any_length(engine, rank)
+
+
+def messages_of_any_length(engine: Engine, rank: int) -> None:
+    for size in (0, 5, 100_000):
+        message = bytes_of(rank, size * rank)
+        replies: list[Bytes] = []
+        _engine.run(engine.exchange([Bytes(message.data_ptr(), message.numel())], 1, replies))
         for peer, reply in enumerate(replies):
-            assert torch.equal(reply, bytes_of(peer, size))
+            assert reply.size == size * peer
+            if reply.size:
+                assert torch.equal(_engine.tensor_at(*reply), bytes_of(peer, reply.size))
 
 
 def bytes_of(rank: int, size: int) -> Any:
@@ -282,6 +320,7 @@ def whole_engines(rank: int, world: int) -> tuple[Link, frozenset[Op], list[int]
     engine = _engine.make_engine(dist.group.WORLD, timeout_s=30)
     assert engine.group is not dist.group.WORLD
     assert (engine.rank, engine.world, engine.device) == (rank, world, CPU)
+    engine.link = _engine.measure_link(engine)
     check_sums(engine, [(op, 1009) for op in Op], {})
     return engine.link, engine.native, _group.group_ranks(engine.group)
 
@@ -290,7 +329,8 @@ def engines_of_some_ranks(rank: int, world: int) -> Any:
     evens = dist.new_group([0, 2, 4])
     if rank % 2:
         return None
-    engine = _engine.make_engine(evens, timeout_s=30, link=DEAR_STEPS)
+    engine = _engine.make_engine(evens, timeout_s=30)
+    engine.link = DEAR_STEPS
     lanes = torch.full((4,), float(rank))
     plane = Plane(Op.SUM_F32, 4, lanes.data_ptr(), 0, 0, 16, 16)
     _engine.run(engine.reduce([plane], last=True))
@@ -308,15 +348,17 @@ def greetings(rank: int, world: int) -> None:
             step, 3, 5, 7, 2.0, payload.numel(), _header.HEADER_BYTES + payload.numel()
         )
         headers: list[Any] = []
-        payloads: list[Any] = []
+        messages: list[Bytes] = []
         rooms.append(greeter.room)
-        _engine.run(greeter.greet(header, payload, str, headers, payloads))
+        given = [Bytes(payload.data_ptr(), payload.numel())]
+        _engine.run(greeter.greet(header, given, str, headers, messages))
         assert [one.rows for one in headers] == [max(size - peer, 0) for peer in range(world)]
         assert {one[:5] for one in headers} == {(step, 3, 5, 7, 2.0)}
         fits = _header.HEADER_BYTES + size <= rooms[-1]
-        assert len(payloads) == (world if fits else 0)
-        for peer, got in enumerate(payloads):
+        assert len(messages) == (world if fits else 0)
+        for peer, message in enumerate(messages):
             n = max(size - peer, 0)
+            got = _engine.tensor_at(*message)[_header.HEADER_BYTES :]
             assert torch.equal(got[:n], bytes_of(peer, n))
     assert rooms[0] == rooms[1] == _header.HEADER_BYTES
     assert rooms[3] >= _header.HEADER_BYTES + 500  # it has learnt, and 400 fit at once
@@ -332,7 +374,7 @@ def differing_greetings(rank: int, world: int) -> list[str]:
         changed = {field: getattr(common, field) + 1} if rank == 2 else {}
         try:
             _engine.run(
-                greeter.greet(common._replace(**changed), None, lambda: "layout here", [], [])
+                greeter.greet(common._replace(**changed), (), lambda: "layout here", [], [])
             )
             told.append("nothing")
         except addend.Mismatch as error:
@@ -382,6 +424,8 @@ def test_only_the_last_collective_of_a_last_round_is_final() -> None:
             ("all-reduce", True, [True]),
             ("scatter", False, [False, False]),
             ("scatter", True, [False, True]),
+            ("mesh", False, [False]),
+            ("mesh", True, [True]),
         ]
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import ctypes
 import functools
@@ -28,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import addend
 import addend.torch
+from addend.mesh import Mesh, Trip
 from addend.torch import Link, _collectives, _engine, _group
 from addend.torch._engine import Wait
 from addend.torch._hook import start
@@ -56,9 +58,11 @@ class Case:
     world: int
     victim: int
     views: bool = False
+    mesh: bool = False  # then `number` is that of a round: 1 for the header
 
     def __str__(self) -> str:
-        what = f"{self.signal.name}-{self.codec}-step{self.step}-collective{self.number}"
+        counted = "mesh" if self.mesh else "collective"
+        what = f"{self.signal.name}-{self.codec}-step{self.step}-{counted}{self.number}"
         views = "-views" if self.views else ""
         return f"{what}-{self.way}{views}-rank{self.victim}of{self.world}"
 
@@ -75,6 +79,10 @@ TWO_STEPS = Link(latency_us=1e-3, gbit_per_s=1e-3)
 LINKS = {"dense": TWO_STEPS, "exact": ONE_STEP, "quant": TWO_STEPS, "sparse": TWO_STEPS}
 
 
+def link_of(case: Case) -> Link:
+    return ONE_STEP if case.mesh else LINKS[case.codec]
+
+
 class Training:
     """Backward passes of a model whose gradients are all in one bucket."""
 
@@ -85,7 +93,7 @@ class Training:
         self._alone = copy.deepcopy(self._net)
         self._model = DistributedDataParallel(self._net, gradient_as_bucket_view=case.views)
         self.handle = addend.torch.attach(
-            self._model, codec=SPECS[case.codec], link=LINKS[case.codec], deadline=deadline_s
+            self._model, codec=SPECS[case.codec], link=link_of(case), deadline=deadline_s
         )
         self.worker = self.handle._worker
         self.first_step = 0
@@ -115,7 +123,7 @@ class Summing:
         self._rank, self._codec, self._sparse = rank, SPECS[case.codec], case.codec == "sparse"
         addend.torch.all_reduce(torch.zeros(1), deadline=deadline_s)
         self.worker = _collectives._contexts[dist.group.WORLD].worker
-        self.worker.engine.link = LINKS[case.codec]
+        self.worker.engine.link = link_of(case)
         self.first_step = 2
 
     def _make(self, step: int) -> torch.Tensor:
@@ -181,6 +189,48 @@ class Trap:
         return wrapped
 
 
+# Bytes between those of a codec's round before and those of this round.
+LESS_THAN_ROUND = {("exact", 2): 20, ("exact", 3): 200, ("quant", 2): 100}
+
+
+class MeshTrap:
+    """Calls `act()` before this rank sends a round of a step over the mesh; 1: the first message.
+
+    Rounds run in native code. So that this rank can be hit between two of them, its later rounds
+    are too large for the mesh by its own judgment, come back to Python, and go there all the same.
+    """
+
+    def __init__(self, worker: Any, case: Case, step: int, act: Callable[[], None]) -> None:
+        self._case, self._act, self._engine = case, act, worker.engine
+        for name in ("submit", "call"):
+            setattr(worker, name, self._seeing_jobs(getattr(worker, name), step))
+
+    def _seeing_jobs(self, original: Callable[..., Any], step: int) -> Callable[..., Any]:
+        def wrapped(job: Any) -> None:
+            if job.place.step == step:
+                self._set()
+            original(job)
+
+        return wrapped
+
+    def _set(self) -> None:
+        if self._case.number == 1:
+            for kind, name in ((Trip, "run"), (Mesh, "start")):
+                setattr(kind, name, self._acting_once(getattr(kind, name)))
+            return
+        engine, most = self._engine, LESS_THAN_ROUND[self._case.codec, self._case.number]
+        type(engine).exchange_bytes = property(lambda _: most)
+        engine.reduce = self._acting_once(engine._reduce_by_exchange)
+
+    def _acting_once(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **named: Any) -> Any:
+            act, self._act = self._act, lambda: None
+            act()
+            return original(*args, **named)
+
+        return wrapped
+
+
 @dataclass
 class Fate:
     """How a step ended for one rank."""
@@ -213,22 +263,33 @@ def meet_fate(rank: int, world: int, case: Case, deadline_s: float) -> Fate:
         # To this thread, for it must not go on until another thread has taken the signal.
         signal.pthread_kill(threading.get_ident(), case.signal)
 
+    assert (training.worker.engine.mesh is not None) == case.mesh
     if rank == case.victim and case.number > 0:
-        Trap(training.worker, training.first_step + case.step, case.number, suffer)
+        step = training.first_step + case.step
+        if case.mesh:
+            MeshTrap(training.worker, case, step, suffer)
+        else:
+            Trap(training.worker, step, case.number, suffer)
     for step in range(case.step):
         training.run(step)
     if rank == case.victim and case.number == 0:
         suffer()
-    fate = Fate(*fail_at(lambda: training.run(case.step)))
-    fate.untouched = training.untouched(case.step)
+    last = case.step
+    if rank == case.victim and case.mesh:
+        # What the others had sent lies in its sockets: it may have all it needs for this step.
+        with contextlib.suppress(Exception):
+            training.run(last)
+            last += 1
+    fate = Fate(*fail_at(lambda: training.run(last)))
+    fate.untouched = training.untouched(last)
     notes().set(f"failed/{rank}", "")
     notes().wait(["over"])  # a stopped rank has gone on: that must not change anything here
-    fate.untouched = fate.untouched and training.untouched(case.step)
+    fate.untouched = fate.untouched and training.untouched(last)
     failure = training.worker.failure
     assert isinstance(failure, addend.Error)
     fate.first = str(failure)
     if case.step > 0 or case.way != "backward":  # before, DDP has collectives of its own to do
-        fate.later = fail_at(lambda: training.run(case.step))[0]
+        fate.later = fail_at(lambda: training.run(last))[0]
     training.close()
     fate.threads = own_threads()
     return fate
@@ -237,14 +298,21 @@ def meet_fate(rank: int, world: int, case: Case, deadline_s: float) -> Fate:
 # ---- killed or stopped, at each place
 
 
-def _cases() -> Iterator[Case]:
+GROUP_PLACES = {
+    "dense": [(2, 1, 0), (2, 2, 1)],
+    "exact": [(2, 0, 0), (2, 1, 0), (2, 2, 1), (2, 3, 2), (2, 4, 3)],
+    "quant": [(2, 0, 0), (2, 1, 0), (2, 2, 1), (2, 3, 2), (2, 4, 2)],
+    "sparse": [(0, 1, 0), (0, 2, 1), (2, 1, 0), (2, 2, 2)],
+}
+MESH_PLACES = {
+    "exact": [(2, 0, 0), (2, 1, 0), (2, 2, 2), (2, 3, 3)],
+    "quant": [(2, 1, 0), (2, 2, 2)],
+    "sparse": [(0, 1, 0), (2, 1, 0)],
+}
+
+
+def _cases(places: dict[str, list[tuple[int, int, int]]], mesh: bool) -> Iterator[Case]:
     """Every place of every codec, killed and stopped; the rest takes turns."""
-    places = {
-        "dense": [(2, 1, 0), (2, 2, 1)],
-        "exact": [(2, 0, 0), (2, 1, 0), (2, 2, 1), (2, 3, 2), (2, 4, 3)],
-        "quant": [(2, 0, 0), (2, 1, 0), (2, 2, 1), (2, 3, 2), (2, 4, 2)],
-        "sparse": [(0, 1, 0), (0, 2, 1), (2, 1, 0), (2, 2, 2)],
-    }
     turn = 0
     for codec, hit in places.items():
         for step, number, round_ in hit:
@@ -253,11 +321,11 @@ def _cases() -> Iterator[Case]:
                 world = 3 + turn // 2 % 2
                 victim = 0 if (turn // 3 + i) % 2 else world - 1 - turn % 2
                 views = way == "backward" and codec != "sparse" and (turn + i) % 4 < 2
-                yield Case(codec, step, number, round_, kind, way, world, victim, views)
+                yield Case(codec, step, number, round_, kind, way, world, victim, views, mesh)
             turn += 1
 
 
-CASES = list(_cases())
+CASES = [*_cases(GROUP_PLACES, False), *_cases(MESH_PLACES, True)]
 
 
 @dataclass
@@ -279,7 +347,8 @@ def tell(case: Case) -> Story:
     # Killed ranks must be noticed long before the deadline.
     deadline_s = DEADLINE_S if case.signal == signal.SIGSTOP else 60.0
     others = [rank for rank in range(case.world) if rank != case.victim]
-    with Ranks(case.world, meet_fate, case, deadline_s) as ranks:
+    env = {"ADDEND_MESH": "on" if case.mesh else "off"}
+    with Ranks(case.world, meet_fate, case, deadline_s, env=env) as ranks:
         await_failure(ranks, others)
         if case.signal == signal.SIGSTOP:
             ranks.send_signal(case.victim, signal.SIGCONT)
@@ -417,17 +486,21 @@ def await_news(worker: Any) -> None:
 
 def break_codecs(method: str, number: int, error: Exception) -> None:
     """From now on, the `number`-th call of a method of all codecs of this rank fails."""
-    original = getattr(addend.Codec, method)
     calls = 0
 
-    def wrapped(*args: Any, **named: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == number:
-            raise error
-        return original(*args, **named)
+    def breaking(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **named: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == number:
+                raise error
+            return original(*args, **named)
 
-    setattr(addend.Codec, method, wrapped)
+        return wrapped
+
+    setattr(addend.Codec, method, breaking(getattr(addend.Codec, method)))
+    if method == "begin":  # over a mesh it is called by native code
+        Trip.encode = breaking(Trip.encode)  # type: ignore[method-assign]
 
 
 def break_encoding(rank: int, world: int, way: str) -> str:
@@ -817,8 +890,9 @@ class Departure:
 
 def leave(name: str) -> list[Departure | None]:
     endings = LEAVING[name][1]
+    env = {"ADDEND_MESH": "off" if name == "half of a message" else "on"}  # of the backend's
     with (
-        Ranks(len(endings), act_and_leave, name, timeout_s=120.0) as ranks,
+        Ranks(len(endings), act_and_leave, name, timeout_s=120.0, env=env) as ranks,
         ThreadPoolExecutor(len(endings)) as pool,
     ):
 

@@ -151,7 +151,9 @@ def a_late_piece_fails(rank: int, world: int) -> tuple[int, str, str]:
     _collectives._PIECE_ELEMENTS = 1000
     tensor = integers(rank, (16, 1000))
     all_reduce(tensor.clone(), codec="exact:mode=packed")
-    (coder,) = _collectives._context(None, 30.0)._coders.values()
+    (known,) = _collectives._context(None, 30.0).known.values()
+    coder = known.coder
+    assert coder is not None
     codec = coder.runs[-1].codec
     next_round = codec.next_round
     calls: list[int] = []

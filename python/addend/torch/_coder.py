@@ -4,17 +4,17 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable, NamedTuple
 
 import torch
 
-from addend import Codec, Round
+from addend import Codec, Plane, Round
+from addend.mesh import Mesh, Trip, TripState
 from addend.torch import _header
-from addend.torch._engine import Engine, Steps, Wait
-from addend.torch._header import Greeter, Header
+from addend.torch._engine import Engine, MeshWork, Steps, Wait
+from addend.torch._header import ALIKE_BYTES, Greeter, Header
 from addend.torch._meter import Meter
 from addend.torch._rollcall import Place
 from addend.torch._worker import Job
@@ -59,10 +59,18 @@ class Coder:
         self.busy = False
         self._itemsize = itemsize
         self._open: list[Run] = []
+        self._trip: Trip | None = None
         self._backup: torch.Tensor | None = None
 
+    def trip(self, mesh: Mesh | None) -> Trip | None:
+        """The way over a mesh, of a gradient with one codec."""
+        if self._trip is None and mesh is not None and len(self.runs) == 1:
+            self._trip = Trip(mesh, self.runs[0].codec)
+        return self._trip
+
     def plan(self) -> int:
-        return _header.digest(" ".join(str(run.codec.fingerprint) for run in self.runs))
+        prints = [run.codec.fingerprint for run in self.runs]
+        return prints[0] if len(prints) == 1 else _header.digest(" ".join(map(str, prints)))
 
     def dense_next(self) -> bool:
         """Whether the next step of all codecs is a plain sum."""
@@ -108,6 +116,8 @@ class Coder:
         tensor[run.begin : end] = self._backup[run.begin : end]
 
     def cancel(self) -> None:
+        if self._trip is not None:
+            self._trip.cancel()
         for run in self.runs:
             run.codec.cancel()
 
@@ -116,6 +126,8 @@ class Coder:
             meter.bucket_done(run.codec.report(), run.elements)
 
     def close(self) -> None:
+        if self._trip is not None:
+            self._trip.close()
         for run in self.runs:
             run.codec.close()
 
@@ -226,36 +238,45 @@ class GradientJob(Job):
     def steps(self) -> Steps:
         digest = self._open()
         if self._engine.world > 1:
-            # Where sizes may differ nothing else travels before headers are compared: a backend
-            # that is given sums of different sizes may end the process.
-            header = Header(
-                self.place.step, self.place.bucket, self._plan.layout, digest, self._loss_scale
-            )
-            greeting = self._greeter.greet(header, None, self._plan.describe, [], [])
-            sent = next(greeting)
-            self._encode()
-            reduction = self._sum()
-            first = next(reduction, None) if self._plan.agreed else None
-            begin = time.perf_counter()
-            yield sent
-            yield from greeting
-            end = time.perf_counter()
-            self._meter.add_time("agree", begin, end, self.place.step, self.place.bucket)
-            self._plan.agreed = self._plan.ordered
-            if first is not None:
-                yield first
-            yield from reduction
+            yield from self._meet(digest)
         else:
             self._encode()
             yield from self._sum()
         with self._meter.stage("decode", self.place.step, self.place.bucket):
             self._decode()
 
+    def _header(self, digest: int) -> Header:
+        place = self.place
+        return Header(place.step, place.bucket, self._plan.layout, digest, self._loss_scale)
+
+    def _meet(self, digest: int) -> Steps:
+        """The first message, and the sum."""
+        # Where sizes may differ nothing else travels before headers are compared: a backend that is
+        # given sums of different sizes may end the process.
+        greeting = self._greeter.greet(self._header(digest), (), self._plan.describe, [], [])
+        sent = next(greeting)
+        self._encode()
+        reduction = self._sum()
+        first = next(reduction, None) if self._plan.agreed else None
+        begin = time.perf_counter()
+        yield sent
+        yield from greeting
+        end = time.perf_counter()
+        self._meter.add_time("agree", begin, end, self.place.step, self.place.bucket)
+        self._plan.agreed = self._plan.ordered
+        if first is not None:
+            yield first
+        yield from reduction
+
     def succeed(self) -> None:
         self._done(self._memory)
 
     def fail(self, error: Exception) -> None:
         self._failed(error)
+
+
+def _planes(rounds: Sequence[Round]) -> list[Plane]:
+    return [plane for one in rounds for plane in one.planes]
 
 
 class CodecJob(GradientJob):
@@ -271,6 +292,7 @@ class CodecJob(GradientJob):
         **named: Any,
     ) -> None:
         """`by_piece`: the codecs are pieces of one large gradient that travel one by one."""
+        self._trip: Trip | None = None
         super().__init__(*base, **named)
         self._coder, self._in_place, self._device_scale = coder, in_place, device_scale
         self._by_piece = by_piece
@@ -291,12 +313,27 @@ class CodecJob(GradientJob):
         if self._digest is None:
             self._coder.busy = True
             self._digest = self._coder.plan()
+            on_host = not self._by_piece and not self._memory.on_device
+            if on_host and self._engine.exchange_bytes > 0:
+                self._trip = self._coder.trip(self._engine.mesh)
+            if self._trip is not None:
+                self._trip.begin(
+                    self._memory.address,
+                    self._in_place,
+                    self._greeter.pack(self._header(self._digest)),
+                    ALIKE_BYTES,
+                    self._engine.exchange_bytes,
+                )
         return self._digest
 
     def _encode(self) -> None:
         if self._encoded:
             return
         self._encoded = True
+        if self._trip is not None:
+            with self._stage("encode"):
+                self._trip.encode()
+            return
         may_stay = self._memory.on_device and self._engine.sums_on_device
         self._stays = may_stay and self._coder.dense_next()
         with self._stage("encode"):
@@ -310,6 +347,48 @@ class CodecJob(GradientJob):
                     self._memory.address, in_place=self._in_place or self._stays
                 )
 
+    def _meet(self, digest: int) -> Steps:
+        if self._trip is None:
+            yield from super()._meet(digest)
+        else:
+            yield from self._travel(self._trip)
+
+    def _travel(self, trip: Trip) -> Steps:
+        """All rounds in native code, but for those that are too large for the mesh."""
+        mesh = self._engine.mesh
+        assert mesh is not None
+        self._encode()
+        state = TripState.WAITING
+
+        def go_on(timeout_s: float) -> bool:
+            nonlocal state
+            state = trip.run(timeout_s)
+            return state is not TripState.WAITING
+
+        while state is not TripState.SUMMED:
+            yield Wait([MeshWork(mesh, go_on)])
+            if state is TripState.DIFFERENT:
+                messages = [mesh.message(trip.exchange, rank) for rank in range(mesh.world)]
+                _header.check(_header.unpack(messages), self._plan.describe)
+            if state is TripState.LARGE:
+                found = trip.round
+                yield from self._timed(self._engine.reduce(found.planes, found.last))
+                trip.reduced()
+                if found.last:  # after the last round nothing may be waited for
+                    go_on(0.0)
+        for stage, begin, end in trip.spans():
+            self._meter.add_time(stage, begin, end, self._place.step, self._place.bucket)
+
+    @property
+    def place(self) -> Place:
+        if self._trip is None:
+            return self._place
+        return self._place._replace(round=self._trip.round_number)
+
+    @place.setter
+    def place(self, place: Place) -> None:
+        self._place = place
+
     def _sum(self) -> Steps:
         if self._stays:
             yield from self._timed(self._sum_on_device())
@@ -319,9 +398,8 @@ class CodecJob(GradientJob):
         while rounds:
             self._next_place()
             if not self._stays:
-                planes = [plane for one in rounds for plane in one.planes]
                 last = all(one.last for one in rounds)
-                yield from self._timed(self._engine.reduce(planes, last))
+                yield from self._timed(self._engine.reduce(_planes(rounds), last))
             with self._stage("encode"):
                 rounds = self._coder.next_rounds()
 
@@ -362,9 +440,9 @@ class CodecJob(GradientJob):
             self._coder.finish_run(run, self._memory.address)
 
     def _next_place(self) -> None:
-        self.place = dataclasses.replace(self.place, round=self.place.round + 1)
+        self.place = self.place._replace(round=self.place.round + 1)
 
-    def _stage(self, name: str) -> contextlib.AbstractContextManager[None]:
+    def _stage(self, name: str) -> Any:
         return self._meter.stage(name, self.place.step, self.place.bucket)
 
     def _add_time(self, name: str, begin: float) -> None:
@@ -413,7 +491,7 @@ class PlainJob(GradientJob):
 
     def _sum(self) -> Steps:
         begin = time.perf_counter()
-        self.place = dataclasses.replace(self.place, round=1)
+        self.place = self.place._replace(round=1)
         wait = _start_sum(self._engine, self._memory, self._sums)
         if wait is not None:
             yield wait

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from typing import Any, Callable, NamedTuple, TypeVar
@@ -76,6 +77,14 @@ class _Call(NamedTuple):
     scale: float
 
 
+class _Dense(NamedTuple):
+    """What calls for dense tensors of one shape share."""
+
+    call: _Call
+    plan: Plan
+    coder: Coder | None  # None: no codec takes the elements
+
+
 class _Context:
     """What calls on one group share: the worker, and codecs that learn from call to call."""
 
@@ -83,13 +92,19 @@ class _Context:
         self.worker: Worker = start(group, deadline)
         self.meter = Meter(self.worker.engine.rank)
         self.calls = 0
-        self._coders: dict[tuple[Any, ...], Coder] = {}
+        self.known: dict[tuple[Any, ...], _Dense] = {}
         self._sparse: dict[tuple[Any, ...], SparseSums] = {}
 
-    def coder(self, flat: torch.Tensor, plan: Plan, call: _Call) -> Coder:
-        """That of an earlier call with the same plan, if we still have it."""
-        key = (plan.text, flat.device.type)
-        return _recall(self._coders, key, lambda: self._make_coder(flat, call))
+    def dense(self, key: tuple[Any, ...], tensor: torch.Tensor, call: _Call) -> _Dense:
+        """That of an earlier call with the same key, if we still have it."""
+        return _recall(self.known, key, lambda: self._make_dense(tensor, call))
+
+    def _make_dense(self, tensor: torch.Tensor, call: _Call) -> _Dense:
+        text = f"{tensor.dtype} {tuple(tensor.shape)}, codec {call.spec}, times {call.scale:g}"
+        if tensor.dtype in DTYPES:
+            return _Dense(call, Plan(text), self._make_coder(tensor, call))
+        _log.PLAN.info("%s has no codec, travels as it is", tensor.dtype)
+        return _Dense(call, Plan(text), None)
 
     def _make_coder(self, flat: torch.Tensor, call: _Call) -> Coder:
         engine = self.worker.engine
@@ -145,15 +160,18 @@ _contexts: weakref.WeakKeyDictionary[Any, _Context] = weakref.WeakKeyDictionary(
 
 
 def _context(group: Any, deadline: float) -> _Context:
+    if group is None:
+        group = dist.group.WORLD
+    with contextlib.suppress(TypeError):  # neither of them is a group
+        found = _contexts.get(group)
+        if found is not None and not found.worker.closed:
+            return found
     if not dist.is_initialized():
         raise InvalidArgument("torch.distributed.init_process_group has not been called")
     if dist.get_rank(group) < 0:
         raise InvalidArgument("this rank is not a member of the group")
-    group = group if group is not None else dist.group.WORLD
-    found = _contexts.get(group)
-    if found is None or found.worker.closed:
-        found = _contexts[group] = _Context(group, deadline)
-    return found
+    made = _contexts[group] = _Context(group, deadline)
+    return made
 
 
 def all_reduce(
@@ -172,17 +190,27 @@ def all_reduce(
     codec; a difference is an error on all of them. The first call on a group makes a group of our
     own beside it and measures the link; its `deadline` counts for the later calls too.
     """
-    _check_arguments(tensor, op, codec, deadline)
-    spec = tuned(codec)
-    context = _context(group, deadline)
-    world = context.worker.engine.world
-    check(spec, world)
-    call = _Call(spec, 1.0 / world if op == "mean" else 1.0)
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidArgument(f"all_reduce takes a torch tensor, not {type(tensor).__name__}")
+    # What was right for one tensor of a kind is right for the next.
+    kind = (codec, op, tensor.dtype, tensor.layout, tensor.device, tensor.shape)
+    known: _Dense | None = None
+    dense = tensor.layout == torch.strided and tensor.is_contiguous()
+    if dense and isinstance(codec, str) and deadline > 0:
+        context = _context(group, deadline)
+        known = context.known.get(kind)
+    if known is None:
+        _check_arguments(tensor, op, codec, deadline)
+        context = _context(group, deadline)
+        world = context.worker.engine.world
+        spec = tuned(codec)
+        check(spec, world)
+        call = _Call(spec, 1.0 / world if op == "mean" else 1.0)
     context.calls += 1
     if tensor.layout == torch.sparse_coo:
         pending, job = _sparse_job(context, tensor, call)
     else:
-        pending, job = _dense_job(context, tensor, call)
+        pending, job = _dense_job(context, tensor, known or context.dense(kind, tensor, call))
     if async_op:
         context.worker.submit(job)
     else:
@@ -191,8 +219,6 @@ def all_reduce(
 
 
 def _check_arguments(tensor: torch.Tensor, op: str, codec: str, deadline: float) -> None:
-    if not isinstance(tensor, torch.Tensor):
-        raise InvalidArgument(f"all_reduce takes a torch tensor, not {type(tensor).__name__}")
     if op not in ("sum", "mean"):
         raise InvalidArgument(f"op {op!r} is not sum or mean")
     if not deadline > 0:
@@ -236,21 +262,19 @@ def _sparse_job(context: _Context, tensor: torch.Tensor, call: _Call) -> tuple[P
     return pending, job
 
 
-def _dense_job(context: _Context, tensor: torch.Tensor, call: _Call) -> tuple[Pending, Job]:
-    flat = tensor.detach().contiguous().view(-1)
+def _dense_job(context: _Context, tensor: torch.Tensor, known: _Dense) -> tuple[Pending, Job]:
     pending = Pending(tensor)
+    flat = tensor.detach().contiguous().view(-1)
     stands_in = not tensor.is_contiguous()
 
     def done(memory: Memory) -> None:
         pending.done(memory, flat.view(tensor.shape) if stands_in else None)
 
-    plan = Plan(f"{tensor.dtype} {tuple(tensor.shape)}, codec {call.spec}, times {call.scale:g}")
+    call, plan, coder = known
     place = Place(context.calls)
     base = context.worker.greeter, context.meter, place, flat, plan, done, pending.failed
-    if tensor.dtype not in DTYPES:
-        _log.PLAN.info("%s has no codec, travels as it is", tensor.dtype)
+    if coder is None:
         return pending, PlainJob(*base, scale=call.scale, in_place=stands_in)
-    coder = context.coder(flat, plan, call)
     return pending, CodecJob(
         *base,
         coder=coder,

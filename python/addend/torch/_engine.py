@@ -9,6 +9,9 @@ A round is done in one of three ways, chosen from sizes and the measured link, s
 * scatter: everyone receives its segment from everyone (all-to-all), folds it, and sends the result
   to everyone. The way of operations that the backend lacks (OR on NCCL, table sums everywhere).
 
+Exchanges go over the mesh, direct connections between ranks, where the ranks could make them: a
+backend hands every message from thread to thread, which costs more than the message itself.
+
 What runs here is written as generators that yield `Wait`s, so that one thread can keep several
 buckets in flight and still issue all collectives in one order.
 """
@@ -16,21 +19,27 @@ buckets in flight and still issue all collectives in one order.
 from __future__ import annotations
 
 import ctypes
+import functools
+import os
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Callable, ClassVar
 
 import torch
 import torch.distributed as dist
 
 from addend import Aggregator, Op, Plane, ServiceReducer, fold, fold_table
-from addend.torch import _group
+from addend.mesh import Bytes, Mesh, aligned
+from addend.torch import _group, _log
 from addend.torch._group import Group
+from addend.torch._rollcall import RollCall
 
-_ALIGN = 64
 # Above this, an exchange's copies for every peer cost more than the steps they save.
 _EXCHANGE_MOST_BYTES = 8 << 20
+# Every rank sends its small messages to every other: with more of them, trees and rings are better.
+_MESH_MOST_RANKS = 64
 
 
 @dataclass
@@ -50,6 +59,18 @@ class Wait:
         """Whether completion must be asked for: a device tells nobody."""
         return any(isinstance(work, _Staged) and work.polled for work in self.works)
 
+    def watch(self, tell: Callable[[Any], None]) -> None:
+        """Has `tell` called when a work ends, for works that can. Once is enough."""
+        if not self.watched:
+            self.watched = True
+            for work in self.works:
+                if not isinstance(work, MeshWork):
+                    work.get_future().add_done_callback(tell)
+
+    def on_mesh(self) -> MeshWork | None:
+        """A work that goes on only while somebody waits for it."""
+        return next((work for work in self.works if isinstance(work, MeshWork)), None)
+
 
 Steps = Generator[Wait, None, None]
 
@@ -60,23 +81,44 @@ class Link:
 
     latency_us: float = 50.0  # of one network step, however small
     gbit_per_s: float = 10.0  # of an all-reduce that moves every byte twice
+    backend_us: float | None = None  # of the backend's all-reduce, however small; None: two steps
 
 
 def _ends(work: Any) -> bool:
     # Gloo completes a work's future, which wakes whoever sleeps, a moment before the work itself.
-    if isinstance(work, _Staged) and work.polled:
+    if isinstance(work, MeshWork) or (isinstance(work, _Staged) and work.polled):
         return work.is_completed()
     return bool(work.is_completed() or work.get_future().done())
+
+
+class MeshWork:
+    """Something that goes on over the mesh while it is waited for, in the manner of torch's
+    works. `go_on(timeout_s)` says whether it is done."""
+
+    def __init__(self, mesh: Mesh, go_on: Callable[[float], bool]) -> None:
+        self._mesh, self._go_on = mesh, go_on
+        self._done = False
+
+    def is_completed(self) -> bool:
+        return self._wait(0.0)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Ends early when the mesh's bell rings."""
+        if timeout is not None:
+            return self._wait(timeout.total_seconds())
+        while not self._wait(1.0):
+            self._mesh.hush()
+        return True
+
+    def _wait(self, timeout_s: float) -> bool:
+        self._done = self._done or self._go_on(timeout_s)
+        return self._done
 
 
 def tensor_at(address: int, nbytes: int) -> torch.Tensor:
     """The bytes at an address as a tensor. The caller keeps the memory alive."""
     memory = (ctypes.c_uint8 * nbytes).from_address(address)
     return torch.frombuffer(memory, dtype=torch.uint8)
-
-
-def _padded(nbytes: int) -> int:
-    return (nbytes + _ALIGN - 1) // _ALIGN * _ALIGN
 
 
 class Pool:
@@ -108,13 +150,19 @@ class Engine:
     link: Link = field(default_factory=Link)
     sums_on_device: ClassVar[bool] = True  # plain sums of device tensors need not leave it
 
+    mesh: Mesh | None = None
+
     def close(self) -> None:
         """After the last round."""
+        if self.mesh is not None:
+            self.mesh.close()
 
     def __post_init__(self) -> None:
         self.world: int = dist.get_world_size(self.group)
         self.rank: int = dist.get_rank(self.group)
         self._pool = Pool(pinned=self.device.type == "cuda")
+        self._read: list[int] = []  # exchanges whose messages somebody may still read
+        self._lent: list[torch.Tensor] = []  # the same, of the group
 
     # ---- collectives of bytes, wherever the backend wants them
 
@@ -146,16 +194,44 @@ class Engine:
 
     # ---- rounds
 
-    def exchange(self, message: torch.Tensor, replies: list[torch.Tensor]) -> Steps:
-        """Appends every rank's message, by rank, to `replies`. All have one length."""
-        n = message.numel()
-        room = _padded(n)
-        send, receive = self._pool.take(room * self.world), self._pool.take(room * self.world)
-        send[: room * self.world].view(self.world, room)[:, :n] = message
-        yield Wait(self._all_to_all(receive[: room * self.world], send[: room * self.world]))
-        rows = receive[: room * self.world].view(self.world, room)
-        replies.extend(rows[rank, :n].clone() for rank in range(self.world))
-        self._pool.give(send, receive)
+    def exchange(self, pieces: Sequence[Bytes], room: int, replies: list[Bytes]) -> Steps:
+        """Sends pieces to all ranks as one message and appends every rank's, by rank, to `replies`,
+        for use before the next wait. Pieces begin at multiples of 64 bytes.
+
+        Without a mesh, messages have `room` bytes on all ranks, and what does not fit is left out.
+        """
+        self._reclaim()
+        if self.mesh is not None:
+            exchange = self.mesh.start(pieces)
+            yield Wait([self._wait_for(exchange)])
+            self._read.append(exchange)
+            replies += [self.mesh.message(exchange, rank) for rank in range(self.world)]
+            return
+        stride = aligned(room)
+        total = stride * self.world
+        send, receive = self._pool.take(total), self._pool.take(total)
+        message = torch.zeros(stride, dtype=torch.uint8)
+        for piece, at in zip(pieces, _places([piece.size for piece in pieces])):
+            if piece.size and at + piece.size <= room:
+                message[at : at + piece.size] = tensor_at(*piece)
+        send[:total].view(self.world, stride)[:] = message
+        yield Wait(self._all_to_all(receive[:total], send[:total]))
+        first = receive.data_ptr()
+        replies += [Bytes(first + rank * stride, room) for rank in range(self.world)]
+        self._lent += [send, receive]
+
+    def _wait_for(self, exchange: int) -> MeshWork:
+        assert self.mesh is not None
+        return MeshWork(self.mesh, functools.partial(self.mesh.wait, exchange))
+
+    def _reclaim(self) -> None:
+        """Takes back the memory of messages that were there for use before the next wait."""
+        self._pool.give(*self._lent)
+        self._lent.clear()
+        for exchange in self._read:
+            assert self.mesh is not None
+            self.mesh.release(exchange)
+        self._read.clear()
 
     def reduce(self, planes: Sequence[Plane], last: bool) -> Steps:
         """Sums planes over all ranks, in place. `last`: the job's last round."""
@@ -182,16 +258,31 @@ class Engine:
             _flip(lanes)
 
     def _exchanges(self, planes: Sequence[Plane]) -> bool:
-        """Whether one step with everyone's bytes beats two steps with a share of them."""
-        total = sum(plane.nbytes for plane in planes)
-        if total * self.world > _EXCHANGE_MOST_BYTES:
-            return False
-        sent = (self.world - 1) * total
-        shared = 2 * (self.world - 1) / self.world * total
-        saved_us = (sent - shared) * 8e-3 / self.link.gbit_per_s
-        return saved_us <= self.link.latency_us
+        return sum(plane.nbytes for plane in planes) <= self.exchange_bytes
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Up to where one step with everyone's bytes beats two steps with a share of them."""
+        link, world = self.link, self.world
+        step_us = link.latency_us
+        if self.mesh is not None and link.backend_us is not None:
+            step_us = link.backend_us - link.latency_us
+        most = _EXCHANGE_MOST_BYTES // world
+        if step_us < 0:
+            return 0  # steps cost nothing
+        if world <= 2:
+            return most  # a share is all of it
+        # An exchange sends (world - 1) times the bytes, two steps send 2 / world of that.
+        extra = (world - 1) * (1 - 2 / world)
+        return min(most, int(step_us * link.gbit_per_s / 8e-3 / extra))
 
     def _reduce_by_exchange(self, planes: Sequence[Plane], last: bool) -> Steps:
+        if self.mesh is not None:
+            exchange = self.mesh.start([Bytes(plane.data, plane.nbytes) for plane in planes])
+            yield Wait([self._wait_for(exchange)], last)
+            self.mesh.sum(exchange, planes)
+            self.mesh.release(exchange)
+            return
         places = _places([plane.nbytes for plane in planes])
         room = places[-1]
         send, receive = self._pool.take(room * self.world), self._pool.take(room * self.world)
@@ -259,7 +350,12 @@ class AggregatedEngine(Engine):
     timeout_s: float = 300.0
     sums_on_device: ClassVar[bool] = False  # every sum is the server's
 
+    @property
+    def exchange_bytes(self) -> int:
+        return 0
+
     def close(self) -> None:
+        super().close()
         if self.reducer is not None:
             self.reducer.close()
 
@@ -316,7 +412,7 @@ def _places(sizes: Sequence[int]) -> list[int]:
     """Where pieces of these sizes begin in one message, and its length at the end."""
     places = [0]
     for size in sizes:
-        places.append(_padded(places[-1] + size))
+        places.append(aligned(places[-1] + size))
     return places
 
 
@@ -386,26 +482,29 @@ def measure_link(engine: Engine) -> Link:
         yield Wait(engine.start_all_reduce(tensor))
 
     small = torch.zeros(64, dtype=torch.uint8)
-    latency = sorted(seconds(lambda: engine.exchange(small, [])) for _ in range(7))[2]
+    message = [Bytes(small.data_ptr(), 64)]
+    latency = sorted(seconds(lambda: engine.exchange(message, 64, [])) for _ in range(7))[2]
     large = torch.zeros(1 << 20, device=engine.device)
-    run(bulk_sum(large[:1024]))
+    backend = sorted(seconds(lambda: bulk_sum(large[:16])) for _ in range(5))[1]
     bulk = min(seconds(lambda: bulk_sum(large)) for _ in range(2))
-    replies: list[torch.Tensor] = []
-    figures = torch.tensor([latency, bulk], dtype=torch.float64)
-    run(engine.exchange(figures.view(torch.uint8), replies))
-    worst = torch.stack([reply.view(torch.float64) for reply in replies]).max(dim=0).values
-    latency, bulk = float(worst[0]), float(worst[1])
+    replies: list[Bytes] = []
+    figures = torch.tensor([latency, bulk, backend], dtype=torch.float64)
+    run(engine.exchange([Bytes(figures.data_ptr(), 24)], 24, replies))
+    latency, bulk, backend = (
+        torch.stack([tensor_at(*reply).view(torch.float64) for reply in replies]).max(dim=0).values
+    ).tolist()
     bits = 2 * 8 * large.numel() * large.element_size()
-    return Link(latency * 1e6, bits / max(bulk - latency, bulk / 4) * 1e-9)
+    gbit_per_s = bits / max(bulk - backend, bulk / 4) * 1e-9
+    return Link(latency * 1e6, gbit_per_s, backend * 1e6)
 
 
 def make_engine(
     group: Group,
     timeout_s: float,
-    link: Link | None = None,
     aggregator: Aggregator | None = None,
 ) -> Engine:
-    """An engine on a group of its own with the members of `group`. Collective."""
+    """An engine on a group of its own with the members of `group`; `link` is measured by whoever
+    completes it. Collective."""
     twin = _group.make_twin(group, timeout_s)
     device = _group.transport_device(twin)
     native = _group.probe(twin, device)
@@ -416,5 +515,21 @@ def make_engine(
         world, rank = dist.get_world_size(twin), dist.get_rank(twin)
         reducer = ServiceReducer(aggregator, world, rank)
         engine = AggregatedEngine(twin, device, native, reducer=reducer, timeout_s=timeout_s)
-    engine.link = link if link is not None else measure_link(engine)
     return engine
+
+
+def open_mesh(rollcall: RollCall, exchange: Callable[[bytes], list[bytes]]) -> Mesh | None:
+    """Direct connections between all ranks, or None on all of them. Collective."""
+    if rollcall.world == 1:
+        return None
+    refused = os.environ.get("ADDEND_MESH", "on") == "off" or rollcall.world > _MESH_MOST_RANKS
+    links = None if refused else rollcall.link()
+    if all(said == b"1" for said in exchange(b"0" if links is None else b"1")):
+        assert links is not None
+        return Mesh(links, rollcall.rank)
+    for one in links or []:
+        if one is not None:
+            one.close()
+    if not refused:
+        _log.INIT.warning("ranks cannot connect directly: small messages go through the backend")
+    return None

@@ -2,29 +2,35 @@
 """The first message of every bucket: what all ranks must share before they add anything.
 
 Every rank sees every rank's header, so a difference is found by all of them together and the error
-names who differs in what. First messages of a group all have one size, whatever they are for: a
-backend that is given different sizes may end the process, and then nobody would be told anything.
-The size follows what recent buckets asked for, so that small sparse tensors fit in whole.
+names who differs in what. Small sparse tensors travel along.
+
+Over a mesh a message is as long as it is. Without one, first messages of a group all have one size,
+whatever they are for: a backend that is given different sizes may end the process, and then nobody
+would be told anything. The size then follows what recent buckets asked for.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import struct
 from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Callable, NamedTuple
 
-import torch
-
 from addend import Mismatch
+from addend.mesh import Bytes
 from addend.torch._engine import Engine, Steps
 
 _FIELDS = struct.Struct("<QQQQdQQ")
 HEADER_BYTES = 64
+_SIZE = _FIELDS.size
 # Beyond this, all ranks together, a payload is better sent when its size is known.
 _MOST_ROOM_BYTES = 4 << 20
 _RECENT = 16
+
+
+ALIKE_BYTES = 40  # of the packed form: all but the last two fields
 
 
 class Header(NamedTuple):
@@ -65,39 +71,48 @@ class Greeter:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._needs: deque[int] = deque([0], maxlen=_RECENT)
+        self._text = ctypes.create_string_buffer(HEADER_BYTES)
+        self._text_bytes = Bytes(ctypes.addressof(self._text), HEADER_BYTES)
 
     @property
     def room(self) -> int:
-        """Bytes of the next first message; a function of what all ranks have seen."""
+        """Bytes that a first message may have; a function of what all ranks have seen."""
+        if self.engine.mesh is not None:
+            return _MOST_ROOM_BYTES // self.engine.world
         most = max(self._needs)
         return roomy(most) if most > HEADER_BYTES else HEADER_BYTES
+
+    def pack(self, header: Header) -> Bytes:
+        """The header as it travels, until the next call."""
+        _FIELDS.pack_into(self._text, 0, *header)
+        return self._text_bytes
 
     def greet(
         self,
         header: Header,
-        payload: torch.Tensor | None,
+        payload: Sequence[Bytes],
         describe_layout: Callable[[], str],
         headers: list[Header],
-        payloads: list[torch.Tensor],
+        messages: list[Bytes],
     ) -> Steps:
-        """Fills `headers` by rank, and `payloads` if everybody's fitted. Raises Mismatch."""
+        """Fills `headers` by rank, and `messages`, for use before the next wait, if everybody's
+        payload fitted. Raises Mismatch."""
         room = self.room
-        message = torch.zeros(room, dtype=torch.uint8)
-        message[:HEADER_BYTES] = torch.frombuffer(
-            bytearray(_FIELDS.pack(*header).ljust(HEADER_BYTES)), dtype=torch.uint8
-        )
-        if payload is not None and HEADER_BYTES + payload.numel() <= room:
-            message[HEADER_BYTES : HEADER_BYTES + payload.numel()] = payload
-        replies: list[torch.Tensor] = []
-        yield from self.engine.exchange(message, replies)
-        headers += [
-            Header(*_FIELDS.unpack_from(r[:HEADER_BYTES].numpy().tobytes())) for r in replies
-        ]
+        text = self.pack(header)
+        pieces = [text, *payload] if header.need <= room else [text]
+        replies: list[Bytes] = []
+        yield from self.engine.exchange(pieces, room, replies)
+        headers += unpack(replies)
         check(headers, describe_layout)
         most = max(h.need for h in headers)
         self._needs.append(most if most * self.engine.world <= _MOST_ROOM_BYTES else 0)
         if most <= room:
-            payloads += [reply[HEADER_BYTES:] for reply in replies]
+            messages += replies
+
+
+def unpack(messages: Sequence[Bytes]) -> list[Header]:
+    """The headers with which messages begin."""
+    return [Header(*_FIELDS.unpack(ctypes.string_at(m.address, _SIZE))) for m in messages]
 
 
 def check(headers: Sequence[Header], describe_layout: Callable[[], str]) -> None:

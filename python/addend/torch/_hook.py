@@ -16,7 +16,7 @@ import addend
 from addend import Aggregator, Codec, InvalidArgument, Mismatch, Unavailable
 from addend.torch import _group, _header, _log
 from addend.torch._coder import DTYPES, CodecJob, Coder, Memory, PlainJob, Plan, Run
-from addend.torch._engine import Engine, Link, make_engine
+from addend.torch._engine import Engine, Link, make_engine, measure_link, open_mesh
 from addend.torch._meter import Meter
 from addend.torch._rollcall import Place, RollCall
 from addend.torch._sparse import SparseJob, SparseSums
@@ -61,7 +61,7 @@ def start(
     aggregator: Optional[Aggregator] = None,
 ) -> Worker:
     """A worker on a group of its own. Collective over `group`."""
-    engine = make_engine(group, deadline_s + 30, link, aggregator)
+    engine = make_engine(group, deadline_s + 30, aggregator)
 
     def exchange(message: bytes) -> list[bytes]:
         return _group.exchange_blocking(engine.group, engine.device, message)
@@ -73,6 +73,8 @@ def start(
             engine.rank,
             (engine.rank + 1) % engine.world,
         )
+    engine.mesh = open_mesh(rollcall, exchange)
+    engine.link = link if link is not None else measure_link(engine)
     return Worker(engine, rollcall, deadline_s)
 
 
@@ -454,7 +456,7 @@ def attach(
     parameters = [p for p in model.module.parameters() if p.requires_grad]
     _log.INIT.info(
         "version %s, rank %d of %d, %d parameters, %d elements of %s, codec %s, backend %s,"
-        " link %.0f us %.2f Gbit/s, %s",
+        " link %.0f us %.2f Gbit/s, %s, %s",
         addend.__version__,
         engine.rank,
         engine.world,
@@ -465,6 +467,7 @@ def attach(
         dist.get_backend(group),
         engine.link.latency_us,
         engine.link.gbit_per_s,
+        "no mesh" if engine.mesh is None else "mesh",
         "tensors staged through pinned memory"
         if any(p.device.type != "cpu" for p in parameters)
         else "tensors on the CPU",

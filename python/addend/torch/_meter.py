@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,6 +15,12 @@ from addend import InvalidArgument, Report
 from addend.torch import _log
 
 _MOST_EVENTS = 200_000
+# A range for torch's profiler; the light kind is not in every torch.
+_range = getattr(
+    getattr(torch._C, "_profiler", None),
+    "_RecordFunctionFast",
+    torch.autograd.profiler.record_function,
+)
 STAGES = ("encode", "agree", "reduce", "decode")  # agree: waiting for headers, so for slow ranks
 
 
@@ -78,6 +82,26 @@ class Trace:
             json.dump({"traceEvents": events + list(self._events), "otherData": meta}, file)
 
 
+class _Stage:
+    """A context; written out because it is entered several times a bucket."""
+
+    __slots__ = ("_begin", "_meter", "_range", "_what")
+
+    def __init__(self, meter: Meter, *what: Any) -> None:
+        self._meter, self._what = meter, what
+        self._range = _range(f"addend::{what[0]}")
+
+    def __enter__(self) -> None:
+        self._begin = time.perf_counter()
+        self._range.__enter__()
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._range.__exit__(kind, error, trace)
+        if kind is None:
+            name, step, bucket = self._what
+            self._meter.add_time(name, self._begin, time.perf_counter(), step, bucket)
+
+
 class Meter:
     """Written by the worker's thread, read by anyone."""
 
@@ -88,13 +112,9 @@ class Meter:
         self._last: dict[str, float] = {}
         self._trace: Trace | None = None
 
-    @contextlib.contextmanager
-    def stage(self, name: str, step: int, bucket: int) -> Iterator[None]:
+    def stage(self, name: str, step: int, bucket: int) -> _Stage:
         """Times a stage of a bucket; also a range for torch's profiler."""
-        begin = time.perf_counter()
-        with torch.autograd.profiler.record_function(f"addend::{name}"):
-            yield
-        self.add_time(name, begin, time.perf_counter(), step, bucket)
+        return _Stage(self, name, step, bucket)
 
     def add_time(self, name: str, begin: float, end: float, step: int, bucket: int) -> None:
         with self._lock:

@@ -4,7 +4,8 @@
 Backends report a lost peer by address, or not at all. Every rank therefore answers, in a thread of
 its own, where it is: step, bucket, round. A rank whose work failed asks all others, tells them, and
 its error names the ranks that are dead (nobody listens), stuck (no answer) or elsewhere. Messages
-are fixed records behind a token that only members know; nothing is ever deserialised.
+are fixed records behind a token that only members know; nothing is ever deserialised. The same
+doors let ranks link up directly, for the mesh.
 """
 
 from __future__ import annotations
@@ -22,14 +23,13 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Callable
+from typing import Callable, NamedTuple
 
 from addend import Unavailable
 
 _TOKEN_BYTES = 16
 _ADDRESS_BYTES = 64
-_ASK, _ABORT = 1, 2
+_ASK, _ABORT, _LINK = 1, 2, 3
 # state, step, bucket, round, length of the text that follows
 _ANSWER = struct.Struct("!BQIIH")
 _REQUEST = struct.Struct(f"!{_TOKEN_BYTES}sBIH")  # token, kind, sender, length of the text
@@ -41,8 +41,7 @@ _ELSEWHERE = "192.0.2.1"  # of no host (RFC 5737): only the route to it is asked
 WORKING, FAILED = 1, 2
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where a rank is. Round 0 is the header that precedes a bucket's rounds 1, 2, ..."""
 
     step: int = 0
@@ -53,8 +52,7 @@ class Place:
         return f"step {self.step}, bucket {self.bucket}, round {self.round}"
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """What one rank said, or why it said nothing."""
 
     rank: int
@@ -178,6 +176,7 @@ class _Visitor:
     def __init__(self, connection: socket.socket, until: float) -> None:
         self.connection, self.until = connection, until
         self.received = b""
+        self.stays = False  # as a link
 
 
 class RollCall:
@@ -194,9 +193,11 @@ class RollCall:
         patience_s: float = 2.0,
     ) -> None:
         self.rank, self.world, self._patience = rank, world, patience_s
-        self.place = Place()
+        self.where: Callable[[], Place] = Place  # this rank is
         self._failure: str | None = None
         self._on_abort: Callable[[int, str], None] | None = None
+        self._linked: dict[int, socket.socket] = {}  # others' links to this rank
+        self._links_changed = threading.Condition()
         self._listener = _listen()
         address, port = self._listener.getsockname()[:2]
         token = os.urandom(_TOKEN_BYTES)
@@ -235,7 +236,32 @@ class RollCall:
         """Tells others that this rank gave up, so that they need not wait for their deadline."""
         self._ask(ranks, _ABORT, text)
 
-    def _ask(self, ranks: Sequence[int], kind: int, text: str) -> list[Answer]:
+    def link(self) -> list[socket.socket | None] | None:
+        """A connection to every other rank, by rank; None if one of them cannot be had. All ranks
+        call it, and none uses its links before all have them."""
+        lower, higher = range(self.rank), set(range(self.rank + 1, self.world))
+        links: dict[int, socket.socket] = {}
+        self._ask(lower, _LINK, "", links)
+        until = time.monotonic() + 2 * self._patience  # another rank may begin that much later
+        with self._links_changed:
+            while not higher <= self._linked.keys() and time.monotonic() < until:
+                self._links_changed.wait(until - time.monotonic())
+            links.update(self._linked)
+            self._linked = {}
+        if len(links) < self.world - 1:
+            for one in links.values():
+                one.close()
+            return None
+        return [links.get(rank) for rank in range(self.world)]
+
+    def _ask(
+        self,
+        ranks: Sequence[int],
+        kind: int,
+        text: str,
+        keep: dict[int, socket.socket] | None = None,
+    ) -> list[Answer]:
+        """Answers by rank; `keep` gets the connections of those who answered."""
         body = text.encode()[:_MOST_TEXT]
         request = _REQUEST.pack(self._token, kind, self.rank, len(body)) + body
         until = time.monotonic() + self._patience
@@ -253,7 +279,10 @@ class RollCall:
                         selector.register(call.socket, call.events, call)
                     else:
                         answers[call.rank] = answer
-                        call.socket.close()
+                        if keep is not None and answer.verdict == "working":
+                            keep[call.rank] = call.socket
+                        else:
+                            call.socket.close()
             for key in list(selector.get_map().values()):
                 key.data.socket.close()
         # Whoever is left was accepted by a kernel at most: the process does not run.
@@ -268,7 +297,8 @@ class RollCall:
             def dismiss(visitor: _Visitor) -> None:
                 selector.unregister(visitor.connection)
                 del visitors[visitor.connection]
-                visitor.connection.close()
+                if not visitor.stays:
+                    visitor.connection.close()
 
             selector.register(self._listener, selectors.EVENT_READ)
             selector.register(self._wake, selectors.EVENT_READ)
@@ -318,6 +348,11 @@ class RollCall:
                 return True
             if len(text) >= length:
                 self._answer(visitor.connection, kind, sender, text[:length])
+                if kind == _LINK:
+                    visitor.stays = True
+                    with self._links_changed:
+                        self._linked[sender] = visitor.connection
+                        self._links_changed.notify_all()
                 return True
         return not piece
 
@@ -325,7 +360,7 @@ class RollCall:
         if kind == _ABORT and self._on_abort is not None:
             self._on_abort(sender, text.decode(errors="replace"))
         said = (self._failure or "").encode()[:_MOST_TEXT]
-        place = self.place
+        place = self.where()
         state = WORKING if self._failure is None else FAILED
         answer = _ANSWER.pack(state, place.step, place.bucket, place.round, len(said)) + said
         with contextlib.suppress(OSError):  # the asker gave up waiting
@@ -363,10 +398,6 @@ def describe(answers: Sequence[Answer], here: Place | None) -> str:
     if not parts:  # otherwise those failed because of these
         parts += [f"rank {a.rank} failed: {a.text}" for a in answers if a.verdict == "failed"]
     if not parts and here is not None:
-        behind = [a for a in answers if a.verdict == "working" and _order(a.place) < _order(here)]
+        behind = [a for a in answers if a.verdict == "working" and a.place < here]
         parts += [f"rank {a.rank} is late, at {a.place}" for a in behind]
     return "; ".join(parts)
-
-
-def _order(place: Place) -> tuple[int, int, int]:
-    return place.step, place.bucket, place.round

@@ -11,19 +11,19 @@ Two ways, chosen from sizes that all ranks know, so alike on all of them:
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import time
-from collections.abc import Generator, Iterator
-from typing import Any, Callable
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, Callable, NamedTuple
 
 import torch
 
 from addend import Codec, InvalidArgument, Plane
+from addend.mesh import Bytes, add_rows, aligned, merge_rows
 from addend.plane import Op
 from addend.torch import _header
 from addend.torch._coder import DTYPES, Plan
-from addend.torch._engine import Engine, Steps, Wait
+from addend.torch._engine import Engine, Steps, Wait, tensor_at
 from addend.torch._header import HEADER_BYTES, Greeter, Header, roomy
 from addend.torch._meter import Meter
 from addend.torch._rollcall import Place
@@ -98,6 +98,47 @@ class SparseSums:
         return self._codec
 
 
+class _Part(NamedTuple):
+    """One rank's rows, and the address of its values if they came along."""
+
+    rows: Bytes
+    values: int
+
+
+def _length(rows: int, width: int) -> int:
+    """Bytes of row numbers and values of `width` bytes each, as two pieces of a message."""
+    return aligned(rows * _ROW_BYTES) + rows * width if width else rows * _ROW_BYTES
+
+
+class _Union:
+    """Rows of several parts, merged."""
+
+    def __init__(self, parts: Sequence[_Part]) -> None:
+        given = sum(part.rows.size for part in parts) // _ROW_BYTES
+        merged = torch.empty(given, dtype=torch.int64)
+        self._places = torch.empty(given, dtype=torch.int64)
+        different = merge_rows(
+            [part.rows for part in parts], merged.data_ptr(), self._places.data_ptr()
+        )
+        # Memory for rows that turned out to be the same is not kept as long as the result lives.
+        self.rows = merged if different == given else merged[:different].clone()
+        self._begins = [0]
+        for part in parts:
+            self._begins.append(self._begins[-1] + part.rows.size // _ROW_BYTES)
+
+    def add(self, part: int, values: int, total: torch.Tensor) -> None:
+        """Adds a part's values, at an address, to where its rows are in the union."""
+        begin, end = self._begins[part], self._begins[part + 1]
+        op = _SUM_OPS.get(total.dtype)
+        if op is not None:
+            places = Bytes(self._places.data_ptr() + begin * _ROW_BYTES, (end - begin) * _ROW_BYTES)
+            add_rows(op, total.shape[1], places, values, total.data_ptr())
+        elif end > begin and total.shape[1]:
+            nbytes = (end - begin) * total.shape[1] * total.element_size()
+            piece = tensor_at(values, nbytes).view(total.dtype).view(-1, total.shape[1])
+            total.index_add_(0, self._places[begin:end], piece)
+
+
 class SparseMemory:
     """The tensor given and, later, its sum. Device tensors are added on the host."""
 
@@ -169,30 +210,27 @@ class SparseJob(Job):
         begin = time.perf_counter()
         tensor, sums = self._memory.tensor, self._sums
         host = tensor if tensor.device.type == "cpu" else tensor.cpu()
-        rows = _linear_rows(host)
+        rows = _linear_rows(host).contiguous()
         values = host._values().reshape(rows.numel(), math.prod(host.shape[host.sparse_dim() :]))
+        values = values.contiguous()
         if self._scale != 1.0:
             values = values * self._scale
         self._meter.add_time("encode", begin, time.perf_counter(), *self._at())
         begin = time.perf_counter()
         sums.open(tensor, self._scale)
         sums.step = self.place.step
-        messages: list[torch.Tensor] = []
-        counts: list[int] = []
-        gathered = yield from self._meet(rows, values, counts, messages)
-        parts = [one[: _ROW_BYTES * n].view(torch.int64) for one, n in zip(messages, counts)]
-        merged, where = torch.unique(torch.cat(parts), sorted=True, return_inverse=True)
-        total = values.new_zeros(merged.numel(), values.shape[1])
-        wheres = where.split(counts)
+        parts: list[_Part] = []
+        gathered = yield from self._meet(rows, values, parts)
+        union = _Union(parts)
+        total = values.new_zeros(union.rows.numel(), values.shape[1])
         if gathered:
-            for one, n, where in zip(messages, counts, wheres):
-                piece = one[_ROW_BYTES * n :].view(values.dtype)
-                total.index_add_(0, where, piece.view(n, values.shape[1]))
-        elif merged.numel():
-            total.index_add_(0, wheres[self._engine.rank], values)
+            for i, part in enumerate(parts):
+                union.add(i, part.values, total)
+        elif total.numel():
+            union.add(self._engine.rank, values.data_ptr(), total)
             yield from self._sum_packed(total)
-        sums.union = merged.numel()
-        self._memory.result = _make_sparse(merged, total, tensor)
+        sums.union = union.rows.numel()
+        self._memory.result = _make_sparse(union.rows, total, tensor)
         self._meter.add_time("reduce", begin, time.perf_counter(), *self._at())
         self._meter.count("mode/gather" if gathered else "mode/union")
         self._meter.raw_bytes(0, tensor.numel() * values.element_size())
@@ -201,40 +239,41 @@ class SparseJob(Job):
         return self.place.step, self.place.bucket
 
     def _meet(
-        self,
-        rows: torch.Tensor,
-        values: torch.Tensor,
-        counts: list[int],
-        messages: list[torch.Tensor],
+        self, rows: torch.Tensor, values: torch.Tensor, parts: list[_Part]
     ) -> Generator[Wait, None, bool]:
-        """Every rank's rows, with the values behind them if that is the cheaper way: then True."""
+        """Every rank's rows, with the values behind them if that is the cheaper way: then True.
+        Parts are for use before the next wait."""
         sums, plan = self._sums, self._sums.plan
         width = values.shape[1] * values.element_size()
         with_values = sums.gathers(sums.most, values)
-        payload = _message(rows, values if with_values else None)
+        pieces = [Bytes(rows.data_ptr(), rows.numel() * _ROW_BYTES)]
+        behind = Bytes(values.data_ptr(), rows.numel() * width)
+        payload = [*pieces, behind] if with_values else pieces
+        length = _length(rows.numel(), width * with_values)
         header = Header(
-            *self._at(),
-            plan.layout,
-            0,
-            self._loss_scale,
-            rows.numel(),
-            HEADER_BYTES + payload.numel(),
+            *self._at(), plan.layout, 0, self._loss_scale, rows.numel(), HEADER_BYTES + length
         )
         headers: list[Header] = []
-        received: list[torch.Tensor] = []
-        yield from self._greeter.greet(header, payload, plan.describe, headers, received)
-        counts += [one.rows for one in headers]
-        self.place = dataclasses.replace(self.place, round=1)
+        messages: list[Bytes] = []
+        yield from self._greeter.greet(header, payload, plan.describe, headers, messages)
+        counts = [one.rows for one in headers]
+        self.place = self.place._replace(round=1)
         sums.most = max(counts)
-        if not received:
+        begin = HEADER_BYTES
+        if not messages:
+            begin = 0
             with_values = sums.gathers(sums.most, values)
-            payload = _message(rows, values if with_values else None)
-            padded = torch.zeros(sums.most * (_ROW_BYTES + width * with_values), dtype=torch.uint8)
-            padded[: payload.numel()] = payload
-            yield from self._engine.exchange(padded, received)
-        self._meter.raw_bytes(payload.numel(), 0)
-        row_bytes = _ROW_BYTES + width * with_values
-        messages += [one[: row_bytes * n] for one, n in zip(received, counts)]
+            payload = [*pieces, behind] if with_values else pieces
+            room = _length(sums.most, width * with_values)
+            yield from self._engine.exchange(payload, room, messages)
+        self._meter.raw_bytes(rows.numel() * (_ROW_BYTES + width * with_values), 0)
+        parts += [
+            _Part(
+                Bytes(message.address + begin, count * _ROW_BYTES),
+                message.address + begin + aligned(count * _ROW_BYTES),
+            )
+            for message, count in zip(messages, counts)
+        ]
         return with_values
 
     def _sum_packed(self, total: torch.Tensor) -> Steps:
@@ -244,7 +283,7 @@ class SparseJob(Job):
             plane = Plane(
                 _SUM_OPS[total.dtype], total.numel(), total.data_ptr(), 0, 0, nbytes, nbytes
             )
-            self.place = dataclasses.replace(self.place, round=2)
+            self.place = self.place._replace(round=2)
             yield from self._engine.reduce([plane], last=True)
             self._meter.raw_bytes(nbytes, 0)
             return
@@ -253,7 +292,7 @@ class SparseJob(Job):
         codec = self._sums.codec(padded.numel(), total.dtype)
         codec.begin(padded.data_ptr())
         while (found := codec.next_round()) is not None:
-            self.place = dataclasses.replace(self.place, round=self.place.round + 1)
+            self.place = self.place._replace(round=self.place.round + 1)
             yield from self._engine.reduce(found.planes, last=found.last)
         codec.finish(padded.data_ptr())
         total.copy_(padded[: total.numel()].view_as(total))
@@ -264,12 +303,3 @@ class SparseJob(Job):
 
     def fail(self, error: Exception) -> None:
         self._failed(error)
-
-
-def _message(rows: torch.Tensor, values: torch.Tensor | None) -> torch.Tensor:
-    """Row numbers, then values."""
-    if values is None:
-        return rows.contiguous().view(torch.uint8)
-    return torch.cat(
-        (rows.contiguous().view(torch.uint8), values.contiguous().view(-1).view(torch.uint8))
-    )

@@ -23,7 +23,7 @@ from typing import Any
 from addend import Error, Mismatch, Unavailable
 from addend import Timeout as AddendTimeout
 from addend.torch import _group, _log
-from addend.torch._engine import Engine, Steps, Wait
+from addend.torch._engine import Engine, MeshWork, Steps, Wait
 from addend.torch._header import Greeter
 from addend.torch._rollcall import Place, RollCall, describe
 
@@ -88,12 +88,15 @@ class Worker:
         self._queue: collections.deque[Job] = collections.deque()
         self._busy = 0  # jobs submitted and not ended
         self._inline = False  # a caller's thread runs the only job there is
+        self._at_mesh = False  # a thread waits for the mesh, and for its bell
         self._stop = False
         self._aborted: str | None = None
         # Of the thread:
         self._front: _Running | None = None
         self._tails: collections.deque[_Running] = collections.deque()  # all theirs is issued
         self._at: Job | None = None  # for which it is doing something
+        self._last = Place()  # of the job that ended last
+        rollcall.where = self._where
         rollcall.on_abort(self._abort_from)
         self._thread = threading.Thread(target=self._loop, name="addend-worker", daemon=True)
         self._thread.start()
@@ -110,7 +113,7 @@ class Worker:
                 raise Unavailable("this addend handle is closed")
             self._queue.append(job)
             self._busy += 1
-            self._changed.notify_all()
+            self._wake()
 
     def call(self, job: Job) -> None:
         """Like submit, but runs the job to its end in this thread if nothing else is under way:
@@ -145,7 +148,7 @@ class Worker:
             if self._stop:
                 return
             self._stop = True
-            self._changed.notify_all()
+            self._wake()
         self._thread.join(timeout=5.0)
         self.rollcall.close()
         _open_workers.discard(self)
@@ -209,7 +212,6 @@ class Worker:
         """One leg of the front job."""
         self._at = running.job
         more = running.advance()
-        self.rollcall.place = running.job.place
         if not more and not self._tails:
             self._end(running.job)
         elif running.wait.final:  # issues no more; ends after the jobs before it
@@ -225,7 +227,13 @@ class Worker:
         self._end(running.job)
         self._tails.popleft()
 
+    def _where(self) -> Place:
+        """For other ranks that ask, in another thread."""
+        job = self._at
+        return job.place if job is not None else self._last
+
     def _end(self, job: Job) -> None:
+        self._last = job.place
         job.succeed()
         with self._changed:
             self._busy -= 1
@@ -254,10 +262,7 @@ class Worker:
             time.sleep(_POLL_S)
             return
         for running in flying:
-            if not running.wait.watched:
-                running.wait.watched = True
-                for work in running.wait.works:
-                    work.get_future().add_done_callback(self._notify)
+            running.wait.watch(self._notify)
         with self._changed:
             if self._aborted is not None or self._stop:
                 return
@@ -266,19 +271,41 @@ class Worker:
             following = self._queue[0] if self._queue and self._queue[0].can_start() else None
             if following is not None and (self._front is None or not following.prepared):
                 return
-            self._changed.wait(_SLICE_S if flying else None)
+            works = (running.wait.on_mesh() for running in flying)
+            work = next((work for work in works if work is not None), None)
+            if work is None:
+                self._changed.wait(_SLICE_S if flying else None)
+                return
+            self._at_mesh = True
+        self._wait_at_mesh(work)
+
+    def _wait_at_mesh(self, work: MeshWork) -> None:
+        """`_at_mesh` is set: from then on a change rings the bell."""
+        try:
+            work.wait(_group.seconds(_SLICE_S))
+        finally:
+            with self._changed:
+                self._at_mesh = False
+            assert self.engine.mesh is not None
+            self.engine.mesh.hush()
+
+    def _wake(self) -> None:
+        """There is something new for the thread; under the lock."""
+        self._changed.notify_all()
+        if self._at_mesh and self.engine.mesh is not None:
+            self.engine.mesh.ring()
 
     def _notify(self, _future: Any) -> None:
         with self._changed:
-            self._changed.notify_all()
+            self._wake()
 
     # ---- a job in the caller's thread
 
     def _run_inline(self, job: Job) -> None:
         running = _Running(job)
+        self._at = job
         try:
             while running.advance():
-                self.rollcall.place = job.place
                 for work in running.wait.works:
                     self._block_inline(job, work)
             self._end(job)
@@ -287,6 +314,7 @@ class Worker:
             if not isinstance(error, Exception):
                 raise
         finally:
+            self._at = None
             with self._changed:
                 self._inline = False
                 if self._queue or self._stop or self._aborted is not None:
@@ -295,8 +323,13 @@ class Worker:
     def _block_inline(self, job: Job, work: Any) -> None:
         slice_ = _group.seconds(_SLICE_S)
         while not work.is_completed():
-            with contextlib.suppress(RuntimeError):  # the slice ran out, or the work failed:
-                work.wait(slice_)  # then `advance` raises it
+            if isinstance(work, MeshWork):
+                with self._changed:
+                    self._at_mesh = True
+                self._wait_at_mesh(work)
+            else:
+                with contextlib.suppress(RuntimeError):  # the slice ran out, or the work failed:
+                    work.wait(slice_)  # then `advance` raises it
             self._check_abort()
             self._check_stop()
             self._check_deadline(job)
@@ -307,11 +340,11 @@ class Worker:
         with self._changed:
             if self._aborted is None:
                 self._aborted = f"rank {rank} gave up: {text}"
-            self._changed.notify_all()
+            self._wake()
 
     def _fail(self, error: BaseException, at: Job | None, flying: list[_Running]) -> None:
         """Ends every job with one error that says where, who and why, and tells the peers."""
-        place = at.place if at is not None else self.rollcall.place
+        place = at.place if at is not None else self._last
         failure, listeners = self._explain(error, place)
         _log.FAULT.error("%s", failure)
         self.rollcall.fail(str(failure))
