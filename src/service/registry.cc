@@ -255,12 +255,13 @@ Result<std::shared_ptr<JobEpoch>> Registry::make_epoch(const Job& job,
 Result<std::vector<aggregate::Slots>> Registry::make_parts(
     const aggregate::SlotsOptions& job) const {
   std::vector<aggregate::Slots> parts;
+  const auto attendance = std::make_shared<aggregate::Attendance>();
   const uint32_t threads = std::min(planes_.threads(), job.slots);
   for (uint32_t t = 0; t < threads; ++t) {
     aggregate::SlotsOptions part = job;
     part.first_slot = (t * job.slots + threads - 1) / threads;
     part.slots = ((t + 1) * job.slots + threads - 1) / threads - part.first_slot;
-    auto slots = aggregate::Slots::create(part);
+    auto slots = aggregate::Slots::create(part, attendance);
     if (!slots) return slots.error();
     parts.push_back(*std::move(slots));
   }
