@@ -26,8 +26,10 @@ using Ticket = uint64_t;
 /// same buckets in the same order. Encoding of the next bucket and decoding of the last overlap
 /// with the reduction of the current one. Before the rounds of a bucket all workers compare its
 /// fingerprint; a difference is kMismatch on every worker. After a failure the bucket's gradient is
-/// untouched and every bucket behind it fails with the same error. submit and wait may be called
-/// from any thread, one submitter at a time.
+/// untouched and every bucket behind it fails with the same error. Where the reducer goes on
+/// without workers that are late, the codec's report says who was missing, and codecs that need
+/// every worker fail with kUnsupported. submit and wait may be called from any thread, one
+/// submitter at a time.
 class Pipeline {
  public:
   virtual ~Pipeline() = default;

@@ -17,8 +17,8 @@ namespace addend {
 using Deadline = std::chrono::steady_clock::time_point;
 
 /// One worker's end of a group. Calls are collective: all workers make the same calls in the same
-/// order. One thread at a time. After an error other than kInvalidArgument or kMismatch the group
-/// is unusable and every later call says so.
+/// order. One thread at a time. After an error other than kInvalidArgument, kMismatch or kChanged
+/// the group is unusable and every later call says so.
 class Reducer {
  public:
   virtual ~Reducer() = default;
@@ -29,14 +29,23 @@ class Reducer {
   /// Folds every plane of the round over all workers, in place (table sums: into Plane::sums).
   virtual Status reduce(Round& round, Deadline deadline) = 0;
 
+  /// The next round is the first of a step. Of interest to groups that go on without workers that
+  /// are late: all sums of a step are of one set of workers, which its first round decides, and a
+  /// worker that is not in it has another chance in the next step. A later round with another set
+  /// is kChanged on all workers: its sums are of no use, and the step must begin again, with this
+  /// call. agree makes it.
+  virtual void begin_step() {}
+  /// Workers that are not in the sums of this step: bit w is worker w. Known after its first round.
+  virtual uint64_t missing() const { return 0; }
+
   /// Something that must be the same on all workers, and what to call it in an error.
   struct Claim {
     const char* what;
     uint64_t value;
   };
   /// Succeeds on all workers if all made the same claims, else fails with kMismatch on all and
-  /// names the first that differs. One small round of fixed size, so it is safe to call where
-  /// layouts may differ.
+  /// names the first that differs. One small round of fixed size, the first of a step, so it is
+  /// safe to call where layouts may differ.
   Status agree(std::span<const Claim> claims, Deadline deadline);
   static constexpr std::size_t kMaxClaims = 8;
 };
@@ -86,7 +95,9 @@ struct ServiceReducerOptions {
   uint32_t slots = 512;  ///< contributions in flight; counts if this worker's join makes the job
   uint32_t payload_bytes = 1408;         ///< 1408 for an MTU of 1500, 8832 for 9000; likewise
   std::chrono::nanoseconds patience{0};  ///< likewise; 0: until the caller's deadline
-  uint32_t quorum = 0;                   ///< likewise; 0: every worker must contribute
+  /// Likewise; 0: every worker must contribute. Otherwise a step goes on without the workers that
+  /// are not there when patience ends, if at least so many are: see Reducer::missing.
+  uint32_t quorum = 0;
   /// How long to wait for the other workers when joining.
   std::chrono::milliseconds join_timeout{60000};
 };

@@ -87,7 +87,13 @@ Outcome Slots::handle(const addend_frame_header& header, const uint8_t* payload,
     return contribute(index, header, payload);
   }
   const bool follows = header.turn == bank.turn + 2 && header.turn == sibling.turn + 1;
-  if (!follows || sibling.state == State::kOpen) return refuse(ADDEND_REFUSAL_TURN);
+  if (!follows || sibling.state == State::kOpen) {
+    Outcome outcome = refuse(ADDEND_REFUSAL_TURN);
+    // Whoever was left behind gets a later result, and knows it by that.
+    const bool later = bank.state == State::kClosed && bank.turn - header.turn < 1u << 31;
+    if (options_.quorum > 0 && later) outcome.reply = result(index, Audience::kSender);
+    return outcome;
+  }
   // An absent worker may get a result before those that are waited for, and be first in the turn
   // behind it.
   const bool entry = (header.flags & ADDEND_FRAME_ENTRY) != 0;
@@ -210,13 +216,16 @@ Reply Slots::close_partial(uint32_t index) {
 
 bool Slots::expire(uint64_t now_ns, Reply& reply) {
   if (ended_) return false;
-  // Perhaps another thread found out who is absent.
+  // Somebody is absent, as this thread or another one found out.
   if (const uint64_t misses = attendance_->misses(); misses != known_misses_) {
     for (uint32_t index = oldest_; index != kNone; index = banks_[index].later) {
       if (!has_all_present(banks_[index])) continue;
       reply = close_partial(index);
       return true;
     }
+    // What held up the workers that are left is over only now.
+    for (uint32_t index = oldest_; index != kNone; index = banks_[index].later)
+      banks_[index].opened_ns = now_ns;
     known_misses_ = misses;
   }
   if (next_expiry_ns() > now_ns) return false;

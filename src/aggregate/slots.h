@@ -108,7 +108,7 @@ class Slots {
 
   struct Bank {
     uint64_t contributors = 0;
-    uint64_t opened_ns = 0;
+    uint64_t opened_ns = 0;  // when patience began
     uint32_t turn = 0;
     uint32_t earlier = kNone, later = kNone;  // open banks in the order of their opening
     uint16_t length = 0;                      // of a contribution

@@ -261,6 +261,19 @@ TEST_F(QuorumTest, TurnsThatWaitForAMissedWorkerCloseWithTheOneThatMissedIt) {
   EXPECT_FALSE(slots_->expire(100, reply));
 }
 
+TEST_F(QuorumTest, WhoAsksForATurnThatIsGoneIsToldSo) {
+  miss_worker_one();
+  for (uint32_t turn = 1; turn < 4; ++turn) {
+    (void)send(0, turn, 1);
+    (void)send(2, turn, 1);
+  }
+  const Outcome gone = send(1, 0, 1);
+  EXPECT_EQ(gone.refusal, ADDEND_REFUSAL_TURN);
+  EXPECT_EQ(gone.reply.audience, Audience::kSender);
+  EXPECT_EQ(gone.reply.header.turn, 2u);
+  EXPECT_EQ(send(1, 6, 1).reply.audience, Audience::kNobody);
+}
+
 TEST_F(QuorumTest, PartsOfAJobMissTheSameWorkers) {
   const auto attendance = std::make_shared<Attendance>();
   Slots here = *Slots::create(options_, attendance), there = *Slots::create(options_, attendance);
@@ -279,7 +292,10 @@ TEST_F(QuorumTest, FewerThanAQuorumEndTheEpoch) {
   miss_worker_one();
   (void)send(0, 1, 2);
   Reply reply;
-  ASSERT_TRUE(slots_->expire(200, reply));
+  // Patience begins anew when somebody was missed.
+  ASSERT_FALSE(slots_->expire(150, reply));
+  ASSERT_FALSE(slots_->expire(249, reply));
+  ASSERT_TRUE(slots_->expire(250, reply));
   EXPECT_EQ(reply.header.kind, ADDEND_FRAME_NOTICE);
   EXPECT_TRUE(slots_->ended());
 }

@@ -34,7 +34,7 @@ using addend::Error;
 using addend::Round;
 using addend::Status;
 
-static_assert(static_cast<int>(Errc::kOutOfMemory) == ADDEND_OUT_OF_MEMORY);
+static_assert(static_cast<int>(Errc::kChanged) == ADDEND_CHANGED);
 
 thread_local std::string t_last_error;
 
@@ -91,7 +91,7 @@ class CustomReducer final : public addend::Reducer {
     const addend_status status =
         reduce_(context_, &planes, left_ns > 0 ? static_cast<uint64_t>(left_ns) : 0);
     if (status == ADDEND_OK) return {};
-    const bool known = status > ADDEND_OK && status <= ADDEND_OUT_OF_MEMORY;
+    const bool known = status > ADDEND_OK && status <= ADDEND_CHANGED;
     return addend::make_error(known ? static_cast<Errc>(status) : Errc::kUnavailable, t_last_error);
   }
 
@@ -108,7 +108,7 @@ extern "C" {
 uint32_t addend_abi_version(void) { return ADDEND_ABI_VERSION; }
 const char* addend_version(void) { return ADDEND_VERSION; }
 const char* addend_status_name(addend_status status) {
-  if (status < ADDEND_OK || status > ADDEND_OUT_OF_MEMORY) return "unknown";
+  if (status < ADDEND_OK || status > ADDEND_CHANGED) return "unknown";
   return addend::errc_name(static_cast<Errc>(status));
 }
 const char* addend_last_error(void) { return t_last_error.c_str(); }
@@ -209,9 +209,9 @@ void addend_codec_cancel(addend_codec* codec) {
   if (codec != nullptr) codec->codec->cancel();
 }
 
-addend_status addend_codec_exclude(addend_codec* codec) {
-  if (codec == nullptr) return invalid("addend_codec_exclude: null codec");
-  return guarded([&] { return to_status(codec->codec->exclude()); });
+addend_status addend_codec_set_missing(addend_codec* codec, uint64_t workers) {
+  if (codec == nullptr) return invalid("addend_codec_set_missing: null codec");
+  return guarded([&] { return to_status(codec->codec->set_missing(workers)); });
 }
 
 addend_status addend_codec_save_state(const addend_codec* codec, void* state, uint64_t capacity,
@@ -362,6 +362,12 @@ addend_status addend_reducer_reduce(addend_reducer* reducer, addend_round* round
         std::min<uint64_t>(timeout_ns, std::chrono::nanoseconds(std::chrono::hours(24)).count()));
     return to_status(reducer->reducer->reduce(*planes, std::chrono::steady_clock::now() + limit));
   });
+}
+void addend_reducer_begin_step(addend_reducer* reducer) {
+  if (reducer != nullptr) reducer->reducer->begin_step();
+}
+uint64_t addend_reducer_missing(const addend_reducer* reducer) {
+  return reducer == nullptr ? 0 : reducer->reducer->missing();
 }
 uint32_t addend_reducer_world(const addend_reducer* reducer) {
   return reducer == nullptr ? 0 : reducer->reducer->world();

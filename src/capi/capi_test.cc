@@ -39,7 +39,7 @@ void run_step(addend_codec* codec, std::vector<float>& gradient) {
 }
 
 TEST(CApi, EveryStatusHasANameAndErrorsAMessage) {
-  for (int code = ADDEND_OK; code <= ADDEND_OUT_OF_MEMORY; ++code) {
+  for (int code = ADDEND_OK; code <= ADDEND_CHANGED; ++code) {
     EXPECT_STRNE(addend_status_name(static_cast<addend_status>(code)), "unknown");
   }
   EXPECT_STREQ(addend_status_name(static_cast<addend_status>(15)), "unknown");
@@ -180,8 +180,9 @@ TEST(CApi, AStepReportsWhatItDid) {
   EXPECT_EQ(report.rounds, 2u);
   EXPECT_EQ(report.wire_bytes, report.round_bytes[0] + report.round_bytes[1]);
   EXPECT_EQ(report.sampled_energy, 0);
-  EXPECT_EQ(addend_codec_exclude(codec), ADDEND_INVALID_ARGUMENT)
-      << "only between the rounds and finish";
+  EXPECT_EQ(report.contributors, 1u);
+  EXPECT_EQ(report.missing, 0u);
+  EXPECT_EQ(addend_codec_set_missing(codec, 1), ADDEND_INVALID_ARGUMENT) << "only within a step";
   addend_codec_destroy(codec);
 }
 

@@ -43,9 +43,9 @@ class ReferenceSlots {
         heard_.insert(packet.header.worker);
         return {ADDEND_REFUSAL_LATE};
       }
-      turns.push_back({packet, now_ns, {}, false, false});
+      turns.push_back({packet, now_ns, opened_++, {}, false, false});
     }
-    if (turn >= turns.size() || turn + 2 < turns.size()) return {ADDEND_REFUSAL_TURN};
+    if (turn >= turns.size() || turn + 2 < turns.size()) return out_of_turn(turns, packet);
     return contribute(turns[turn], packet);
   }
 
@@ -56,14 +56,20 @@ class ReferenceSlots {
     for (auto& [slot, turns] : slots_) {
       if (turns.empty() || turns.back().closed) continue;
       Turn& turn = turns.back();
-      if (oldest == nullptr || turn.opened_ns < oldest->opened_ns) oldest = &turn;
+      if (oldest == nullptr || turn.number < oldest->number) oldest = &turn;
       if (!has_all_present(turn)) continue;
-      if (ready == nullptr || turn.opened_ns < ready->opened_ns) ready = &turn;
+      if (ready == nullptr || turn.number < ready->number) ready = &turn;
     }
     if (ready != nullptr) {
       ready->closed = ready->partial = true;
       answer = result(*ready, aggregate::Audience::kEveryone);
       return true;
+    }
+    if (missed_) {
+      for (auto& [slot, turns] : slots_) {
+        if (!turns.empty()) turns.back().opened_ns = now_ns;
+      }
+      missed_ = false;
     }
     if (oldest == nullptr || oldest->opened_ns + options_.patience_ns > now_ns) return false;
     if (options_.quorum == 0 || oldest->from.size() < options_.quorum) {
@@ -72,6 +78,7 @@ class ReferenceSlots {
       answer.contributors = contributors(*oldest);
       return true;
     }
+    missed_ = true;
     for (uint32_t w = 0; w < options_.world; ++w) {
       if ((contributors(*oldest) >> w & 1) != 0) continue;
       absent_.insert(w);
@@ -85,10 +92,25 @@ class ReferenceSlots {
  private:
   struct Turn {
     Packet first;
-    uint64_t opened_ns;
+    uint64_t opened_ns;        // when patience began
+    uint64_t number;           // in the order of opening
     std::vector<Packet> from;  // in order of arrival, which decides the last bits of float sums
     bool closed, partial;
   };
+
+  // With a quorum, who asks for a turn that is gone gets the last one that took its place.
+  Answer out_of_turn(const std::vector<Turn>& turns, const Packet& packet) const {
+    Answer answer{ADDEND_REFUSAL_TURN};
+    const uint32_t turn = packet.header.turn;
+    uint64_t last = turns.size();
+    while (last > 0 && (last - 1) % 2 != turn % 2)
+      --last;
+    if (options_.quorum == 0 || last == 0 || !turns[last - 1].closed) return answer;
+    if (static_cast<uint32_t>(last - 1) - turn >= 1u << 31) return answer;
+    answer = result(turns[last - 1], aggregate::Audience::kSender);
+    answer.refusal = ADDEND_REFUSAL_TURN;
+    return answer;
+  }
 
   static bool is_entry(const Packet& packet) {
     return (packet.header.flags & ADDEND_FRAME_ENTRY) != 0;
@@ -184,6 +206,8 @@ class ReferenceSlots {
   std::map<uint32_t, aggregate::Table> tables_;
   std::set<uint32_t> absent_;  // workers that no turn waits for
   std::set<uint32_t> heard_;   // of them, those that will be waited for when a step begins
+  bool missed_ = false;        // somebody became absent, and open turns do not know yet
+  uint64_t opened_ = 0;
   bool ended_ = false;
 };
 

@@ -62,9 +62,21 @@ class ServiceReducer final : public Reducer {
                             "; make it with floats, or use a codec that sends integers");
     }
     Status status = run(round, deadline);
-    if (!status) broken_ = "an earlier round failed: " + status.error().message;
-    return status;
+    if (!status) {
+      broken_ = "an earlier round failed: " + status.error().message;
+      return status;
+    }
+    return take_set();
   }
+
+  // A step that begins again because workers went during it does so without them: if they were
+  // waited for once more, a slow worker could hold up the others for ever.
+  void begin_step() override {
+    first_ = true;
+    entry_ = !changed_;
+    changed_ = false;
+  }
+  uint64_t missing() const override { return missing_; }
 
  private:
   ServiceReducer(const ServiceReducerOptions& options, net::UdpSocket socket,
@@ -94,11 +106,13 @@ class ServiceReducer final : public Reducer {
     }
     const Chunks chunks(round, payload_bytes_);
     const uint64_t first = stream_.extend(chunks.size());
+    absent_somewhere_ = 0;
+    absent_everywhere_ = ~uint64_t{0};
     while (!stream_.complete()) {
       for (uint64_t number = 0; stream_.next(number);) {
         const Chunk chunk = chunks.at(number - first);
         const auto plane = static_cast<std::size_t>(chunk.plane - round.planes.data());
-        stream_.add(number, chunk.plane->op, chunk.contribution(), tables[plane]);
+        stream_.add(number, {chunk.plane->op, chunk.contribution(), tables[plane], entry_});
       }
       send();
       ADDEND_TRY(wait(deadline));
@@ -165,28 +179,52 @@ class ServiceReducer final : public Reducer {
             break;
           case Stream::Verdict::kNotice:
             return error_of(ended);
+          case Stream::Verdict::kLeftBehind:
+            return make_error(Errc::kUnavailable,
+                              "this worker was left behind: the others went on at a quorum, and "
+                              "sums that it lacks are gone; take the model's state from another "
+                              "worker and join anew");
           case Stream::Verdict::kArrived:
-            ADDEND_TRY(store(chunks.at(arrival.number - first), arrival));
+            store(chunks.at(arrival.number - first), arrival);
         }
       }
     }
     return {};
   }
 
-  Status store(const Chunk& chunk, const Arrival& arrival) {
-    const uint64_t missing = low_mask(options_.world) & ~arrival.contributors;
-    if (missing != 0) {
-      return make_error(Errc::kUnavailable, "worker " + std::to_string(std::countr_zero(missing)) +
-                                                " is missing in a sum that was closed at a quorum");
-    }
+  void store(const Chunk& chunk, const Arrival& arrival) {
+    const uint64_t absent = low_mask(options_.world) & ~arrival.contributors;
+    absent_somewhere_ |= absent;
+    absent_everywhere_ &= absent;
     const std::span<uint8_t> to = chunk.sums();
     std::memcpy(to.data(), arrival.sums.data(), to.size());
-    return {};
+  }
+
+  // All workers see the same contributors of the same chunks, so they decide alike.
+  Status take_set() {
+    if (absent_everywhere_ == ~uint64_t{0}) return {};  // an empty round
+    const bool one_set = absent_somewhere_ == absent_everywhere_;
+    if (one_set && (first_ || absent_everywhere_ == missing_)) {
+      missing_ = absent_everywhere_;
+      first_ = entry_ = false;
+      return {};
+    }
+    changed_ = true;
+    const uint64_t who =
+        one_set ? absent_everywhere_ ^ missing_ : absent_somewhere_ & ~absent_everywhere_;
+    return make_error(Errc::kChanged, "worker " + std::to_string(std::countr_zero(who)) +
+                                          " is in some sums of this step only: all workers have to "
+                                          "begin it again");
   }
 
   // The server is gone: it may come back without its memory, and all workers with it. They then
   // agree through it on the first turn that some of them lack, and send that again.
   Status rejoin(Deadline deadline) {
+    // What was closed without somebody would be closed again, perhaps without somebody else.
+    if (session_->welcome().quorum > 0) {
+      return make_error(Errc::kUnavailable,
+                        "the aggregator is gone; a job with a quorum does not go on after that");
+    }
     session_.reset();
     Error last = make_error(Errc::kUnavailable, "the aggregator is gone");
     while (Clock::now() < deadline) {
@@ -245,6 +283,12 @@ class ServiceReducer final : public Reducer {
   std::vector<Table> tables_;
   std::vector<std::span<const uint8_t>> pieces_;
   std::string broken_;
+
+  bool first_ = true;     // the round in progress, or the next, is the first of a step
+  bool entry_ = true;     // and absent workers may come back in it
+  bool changed_ = false;  // the last step must begin again
+  uint64_t missing_ = 0;
+  uint64_t absent_somewhere_ = 0, absent_everywhere_ = 0;  // in the chunks of this round
 };
 
 Status check(const ServiceReducerOptions& options) {
