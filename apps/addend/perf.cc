@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // addend perf: all-reduce speed over a sweep of sizes, in the habit of nccl-tests.
 #include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -35,6 +37,8 @@ struct PerfOptions {
   int worker = -1;  // service: run only this one
   AccessOptions access;
   ServiceReducerOptions service;
+  std::string fallback = "none";
+  double return_s = 10;  // service with a fallback: how long to wait for a server that is gone
   bool json = false;
   PerfPlan plan;
 };
@@ -59,7 +63,9 @@ constexpr const char* kFooter =
     "  addend perf --rows 64 --density 0.05 --dtype bf16 --workers 8 --json\n"
     "  mpirun -n 4 addend perf --reducer mpi -b 16M -e 16M\n"
     "  addend perf --reducer service --aggregator agg:7700 --key lab.key --identity lab --worker "
-    "0\n";
+    "0\n"
+    "  mpirun -n 4 addend perf --reducer service --fallback mpi --aggregator agg:7700 --key "
+    "lab.key\n";
 
 std::vector<Column> make_columns(const std::vector<std::string>& codecs) {
   std::size_t codec_width = 0;
@@ -231,16 +237,34 @@ int run_rank(PerfOptions& options, Reducer& reducer) {
   return status ? printer.finish() : fail(status.error());
 }
 
+// A worker's way to the server, and where it goes on if that is lost.
+Result<std::unique_ptr<Reducer>> reach_service(const PerfOptions& options, uint32_t worker,
+                                               std::unique_ptr<Reducer> fallback) {
+  ServiceReducerOptions service = options.service;
+  service.worker = worker;
+  if (fallback)
+    service.return_timeout = std::chrono::milliseconds(std::lround(options.return_s * 1e3));
+  auto reducer = create_service_reducer(service);
+  if (!reducer || !fallback) return reducer;
+  return create_fallback_reducer(*std::move(reducer), std::move(fallback), [=](const Error& why) {
+    fmt::print(stderr, "addend: worker {} goes on without the server: {}\n", worker, why.message);
+  });
+}
+
 // All workers as threads of this process, each with its own way to the server.
 int run_service_threads(PerfOptions& options) {
   Printer printer(options, true);
+  std::unique_ptr<LocalGroup> fallback;
+  if (options.fallback == "local") {
+    auto group = create_local_group(options.workers);
+    if (!group) return fail(group.error());
+    fallback = *std::move(group);
+  }
   std::vector<Status> statuses(options.workers);
   std::vector<std::thread> threads;
   for (uint32_t w = 0; w < options.workers; ++w) {
     threads.emplace_back([&, w] {
-      ServiceReducerOptions service = options.service;
-      service.worker = w;
-      auto reducer = create_service_reducer(service);
+      auto reducer = reach_service(options, w, fallback ? fallback->reducer(w) : nullptr);
       statuses[w] = reducer ? run_perf_rank(**reducer, options.plan,
                                             [&](const PerfRow& row) {
                                               if (w == 0) printer.add(row);
@@ -260,12 +284,22 @@ int run_service(PerfOptions& options) {
   const auto access = make_access(options.access);
   if (!access) return fail(access.error());
   options.service.access = *access;
+  std::unique_ptr<Reducer> mpi;
+  if (options.fallback == "mpi") {
+    auto made = create_mpi_reducer();
+    if (!made) return fail(made.error());
+    mpi = *std::move(made);
+    options.workers = mpi->world();
+    options.worker = static_cast<int>(mpi->worker());
+  }
   options.service.world = options.workers;
   Status plan = complete_plan(options);
   if (!plan) return fail(plan.error());
   if (options.worker < 0) return run_service_threads(options);
-  options.service.worker = static_cast<uint32_t>(options.worker);
-  auto reducer = create_service_reducer(options.service);
+  if (options.fallback == "local") {
+    return fail({Errc::kInvalidArgument, "a single worker cannot fall back to threads"});
+  }
+  auto reducer = reach_service(options, static_cast<uint32_t>(options.worker), std::move(mpi));
   return reducer ? run_rank(options, **reducer) : fail(reducer.error());
 }
 
@@ -331,6 +365,16 @@ void add_service_options(CLI::App& command, PerfOptions& options) {
       .add_option("--worker", options.worker,
                   "service: be this one worker only; default: all, as threads")
       ->check(CLI::Range(0, 63));
+  command
+      .add_option("--fallback", options.fallback,
+                  "service: what to go on with if the server goes; mpi: ranks are the workers")
+      ->check(CLI::IsMember({"none", "local", "mpi"}))
+      ->capture_default_str();
+  command
+      .add_option("--return", options.return_s,
+                  "service: seconds to wait for a server that is gone before that")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   command.add_option("--slots", options.service.slots, "service: contributions in flight")
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();

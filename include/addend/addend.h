@@ -226,12 +226,19 @@ typedef struct addend_service_options {
   const char* authority;  /* PEM files */
   const char* certificate;
   const char* certificate_key;
+  uint64_t return_timeout_ns; /* for a server that is gone to come back; 0: the caller's deadline */
 } addend_service_options;
 
 ADDEND_API void addend_service_options_init(addend_service_options* options, size_t size);
 /* Returns when all workers have joined; ADDEND_UNSUPPORTED in a build without the service. */
 ADDEND_API addend_status addend_service_create(const addend_service_options* options,
                                                addend_reducer** reducer);
+
+/* Reduces with `primary` until that fails because its server or a peer is gone, and from then on
+ * with `fallback`, beginning with the round in which it failed. The same worker of the same world
+ * in both. Takes both over: they must not be used or destroyed any more, unless this call fails. */
+ADDEND_API addend_status addend_fallback_create(addend_reducer* primary, addend_reducer* fallback,
+                                                addend_reducer** reducer);
 
 /* The caller's own engine: reduces every plane of `round` in place, within `timeout_ns`. Returns a
  * status; on failure it may call addend_set_error first to say why. Called from one thread at a

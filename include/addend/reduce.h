@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -100,6 +101,8 @@ struct ServiceReducerOptions {
   uint32_t quorum = 0;
   /// How long to wait for the other workers when joining.
   std::chrono::milliseconds join_timeout{60000};
+  /// How long to wait for a server that is gone to come back; 0: until the caller's deadline.
+  std::chrono::milliseconds return_timeout{0};
 };
 
 /// Whether this build has the aggregation service and its client.
@@ -108,5 +111,15 @@ bool has_service();
 /// A worker's end of a job at an aggregation server. Returns when all workers have joined. Sums of
 /// floats need a job that allows them. kUnsupported in a build without the service.
 Result<std::unique_ptr<Reducer>> create_service_reducer(const ServiceReducerOptions& options);
+
+/// Reduces with `primary` until that fails with kUnavailable, kTimeout or kIo, and from then on
+/// with `fallback`: the round in which it failed too, and every sum is as if nothing had happened.
+/// All workers of the one group are those of the other. What is left of the deadline is the
+/// fallback's, so a primary should give up earlier (ServiceReducerOptions::return_timeout). Keeps a
+/// copy of a round's planes and of its sums. `on_switch` is told why, once, from the thread that
+/// reduces. A primary that goes while workers are missing (a quorum) is kUnavailable.
+Result<std::unique_ptr<Reducer>> create_fallback_reducer(
+    std::unique_ptr<Reducer> primary, std::unique_ptr<Reducer> fallback,
+    std::function<void(const Error&)> on_switch = nullptr);
 
 }  // namespace addend

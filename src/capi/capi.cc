@@ -311,6 +311,9 @@ addend_status addend_service_create(const addend_service_options* options,
       return invalid("addend_service_create: null argument, or options that were not initialised");
     }
     *reducer = nullptr;
+    const auto milliseconds = [](uint64_t ns) {
+      return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::nanoseconds(ns));
+    };
     const auto text = [](const char* value, const char* fallback) {
       return std::string(value != nullptr ? value : fallback);
     };
@@ -329,11 +332,32 @@ addend_status addend_service_create(const addend_service_options* options,
     cpp.payload_bytes = options->payload_bytes;
     cpp.quorum = options->quorum;
     cpp.patience = std::chrono::nanoseconds(options->patience_ns);
-    cpp.join_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(
-        std::chrono::nanoseconds(options->join_timeout_ns));
+    cpp.join_timeout = milliseconds(options->join_timeout_ns);
+    cpp.return_timeout = milliseconds(options->return_timeout_ns);
     auto made = addend::create_service_reducer(cpp);
     if (!made) return fail(made.error());
     *reducer = new addend_reducer{std::move(*made)};
+    return ADDEND_OK;
+  });
+}
+
+addend_status addend_fallback_create(addend_reducer* primary, addend_reducer* fallback,
+                                     addend_reducer** reducer) {
+  return guarded([&] {
+    if (primary == nullptr || fallback == nullptr || reducer == nullptr || primary == fallback)
+      return invalid("addend_fallback_create: null argument, or a reducer twice");
+    *reducer = nullptr;
+    const addend::Reducer &one = *primary->reducer, &other = *fallback->reducer;
+    if (one.world() != other.world() || one.worker() != other.worker())
+      return invalid("addend_fallback_create: not the same worker in both groups");
+    auto handle = std::make_unique<addend_reducer>();
+    auto made =
+        addend::create_fallback_reducer(std::move(primary->reducer), std::move(fallback->reducer));
+    if (!made) return fail(made.error());
+    handle->reducer = std::move(*made);
+    delete primary;
+    delete fallback;
+    *reducer = handle.release();
     return ADDEND_OK;
   });
 }

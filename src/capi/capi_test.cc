@@ -333,4 +333,28 @@ TEST(CApi, ARoundIsReducedByHand) {
     addend_reducer_destroy(reducer);
 }
 
+TEST(CApi, AFallbackTakesOverWhenTheFirstReducerIsGone) {
+  const auto gone = [](void*, addend_round*, uint64_t) { return ADDEND_UNAVAILABLE; };
+  addend_reducer *primary = nullptr, *other = nullptr, *both = nullptr;
+  addend_reducer* group[2] = {nullptr, nullptr};
+  ASSERT_EQ(addend_custom_create(1, 0, gone, nullptr, &primary), ADDEND_OK);
+  ASSERT_EQ(addend_local_create(2, group), ADDEND_OK);
+  ASSERT_EQ(addend_local_create(1, &other), ADDEND_OK);
+  EXPECT_EQ(addend_fallback_create(primary, nullptr, &both), ADDEND_INVALID_ARGUMENT);
+  EXPECT_EQ(addend_fallback_create(primary, primary, &both), ADDEND_INVALID_ARGUMENT);
+  EXPECT_EQ(addend_fallback_create(primary, group[0], &both), ADDEND_INVALID_ARGUMENT);
+  ASSERT_EQ(addend_fallback_create(primary, other, &both), ADDEND_OK) << addend_last_error();
+  float lanes[3] = {1, 2, 3};
+  addend_round round{};
+  round.plane_count = 1;
+  round.planes[0] = {ADDEND_OP_SUM_F32, 3, lanes, nullptr, nullptr};
+  addend_reducer_begin_step(both);
+  EXPECT_EQ(addend_reducer_reduce(both, &round, 1'000'000'000), ADDEND_OK) << addend_last_error();
+  EXPECT_EQ(lanes[2], 3.0f);
+  EXPECT_EQ(addend_reducer_missing(both), 0u);
+  addend_reducer_destroy(both);
+  for (addend_reducer* reducer : group)
+    addend_reducer_destroy(reducer);
+}
+
 }  // namespace

@@ -16,6 +16,8 @@ import unittest
 import urllib.request
 from pathlib import Path
 
+from network import wait_until
+
 ADDEND = sys.argv.pop(1) if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else "addend"
 
 
@@ -78,6 +80,33 @@ class ServiceTest(unittest.TestCase):
                       "-c", "exact", "-c", "quant:carrier=indices")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertTrue(all(row["wrong"] == 0 for row in json.loads(done.stdout)["results"]))
+
+    def goes_on_without_the_server(self, *words: object, fallback: str) -> None:
+        """Kills the server in the middle of a run and does not start it again: every sum must still be right."""
+        self.serve()
+        command = [*words, ADDEND, "perf", "--reducer", "service", "--fallback", fallback, "--return", 0.5, *self.access(), "-b", "1M",
+                   "-e", "1M", "-n", 60, "-c", "dense", "-c", "exact:values=reproducible", "--values", "integers", "--json"]
+        workers = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(workers.kill)
+        wait_until(lambda: sum(job["turns"] for job in json.loads(self.get("/status.json"))["jobs"]) > 2000, "turns at the server")
+        self.server.kill()
+        out, err = workers.communicate(timeout=240)
+        self.assertEqual(workers.returncode, 0, out + err)
+        for number in range(4):
+            self.assertIn(f"worker {number} goes on without the server", err)
+        rows = json.loads(out)["results"]
+        self.assertEqual([row["wrong"] for row in rows], [0, 0])
+
+    def test_threads_go_on_without_the_server(self) -> None:
+        self.goes_on_without_the_server(fallback="local")
+
+    def test_processes_go_on_without_the_server(self) -> None:
+        if shutil.which("mpirun") is None or "not in this build; 'addend perf --reducer mpi'" in addend("doctor").stdout:
+            self.skipTest("no MPI")
+        # Open MPI refuses to run as root, or with more ranks than cores, unless told; MPICH ignores these.
+        self.goes_on_without_the_server("env", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+                                        "OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_btl_vader_single_copy_mechanism=none",
+                                        "mpirun", "-n", 4, fallback="mpi")
 
     def test_logs_can_be_json(self) -> None:
         self.serve(extra='[log]\njson = true\nlevel = "info"')

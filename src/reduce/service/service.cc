@@ -227,8 +227,11 @@ class ServiceReducer final : public Reducer {
     }
     session_.reset();
     Error last = make_error(Errc::kUnavailable, "the aggregator is gone");
-    while (Clock::now() < deadline) {
-      const auto patience = std::min(deadline, Clock::now() + options_.join_timeout);
+    Deadline until = deadline;
+    if (options_.return_timeout.count() > 0)
+      until = std::min(until, Clock::now() + options_.return_timeout);
+    while (Clock::now() < until) {
+      const auto patience = std::min(until, Clock::now() + options_.join_timeout);
       auto session = Session::join(options_, socket_.port(), stream_.positions(), patience);
       if (session) {
         session_ = *std::move(session);
