@@ -24,8 +24,8 @@ from typing import Any, Callable, ClassVar
 import torch
 import torch.distributed as dist
 
-from addend import Aggregator, Op, Plane, ServiceReducer, fold, fold_table
-from addend.torch import _group
+from addend import Aggregator, Changed, Op, Plane, ServiceReducer, fold, fold_table
+from addend.torch import _group, _log
 from addend.torch._group import Group
 
 _ALIGN = 64
@@ -106,7 +106,13 @@ class Engine:
     device: torch.device
     native: frozenset[Op]  # operations left to the backend
     link: Link = field(default_factory=Link)
+    missing: int = 0  # ranks that are not in the sums of the job in front: bit r is rank r
     sums_on_device: ClassVar[bool] = True  # plain sums of device tensors need not leave it
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a job may have to begin again (Changed), so that gradients must be kept."""
+        return False
 
     def close(self) -> None:
         """After the last round."""
@@ -253,20 +259,66 @@ class Engine:
 
 @dataclass
 class AggregatedEngine(Engine):
-    """Rounds go to an aggregation server; headers and plain sums stay with the group."""
+    """Rounds go to an aggregation server; headers and plain sums stay with the group. If the server
+    goes, the group does the rounds as well.
+
+    With a quorum headers go to the server, too: they decide who is in a job's sums, and the group
+    would wait for a rank that the server goes on without.
+    """
 
     reducer: ServiceReducer | None = None
     timeout_s: float = 300.0
+    quorum: int = 0
     sums_on_device: ClassVar[bool] = False  # every sum is the server's
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._gone = False
+        if self.reducer is not None and self.quorum == 0:
+            self.reducer.fall_back_on(self._reduce_by_group)
+
+    @property
+    def repeats(self) -> bool:
+        return self.quorum > 0
 
     def close(self) -> None:
         if self.reducer is not None:
             self.reducer.close()
 
+    def exchange(self, message: torch.Tensor, replies: list[torch.Tensor]) -> Steps:
+        if self.quorum == 0:
+            yield from super().exchange(message, replies)
+            return
+        assert self.reducer is not None
+        room = _padded(message.numel())
+        rows = torch.zeros(self.world, room, dtype=torch.uint8)
+        while True:
+            rows.zero_()
+            rows[self.rank, : message.numel()] = message
+            address, nbytes = rows.data_ptr(), rows.numel()
+            plane = Plane(Op.OR_U64, nbytes // 8, address, 0, 0, nbytes, nbytes)
+            self.reducer.begin_step()
+            try:
+                self.reducer.reduce([plane], self.timeout_s)
+                break
+            except Changed:
+                continue  # all ranks are told, so all come here again
+        self.missing = self.reducer.missing
+        yield Wait([])
+        replies.extend(rows[rank, : message.numel()].clone() for rank in range(self.world))
+
     def reduce(self, planes: Sequence[Plane], last: bool) -> Steps:
         assert self.reducer is not None
         self.reducer.reduce([plane for plane in planes if plane.lanes > 0], self.timeout_s)
         yield from ()  # the call returns when the sums are there
+
+    def _reduce_by_group(self, planes: Sequence[Plane]) -> None:
+        if not self._gone:
+            self._gone = True
+            _log.FAULT.warning(
+                "rank %d: the aggregation server is gone; the process group goes on", self.rank
+            )
+        run(super().reduce(planes, last=False))
 
 
 class _Staged:
@@ -415,6 +467,13 @@ def make_engine(
     else:
         world, rank = dist.get_world_size(twin), dist.get_rank(twin)
         reducer = ServiceReducer(aggregator, world, rank)
-        engine = AggregatedEngine(twin, device, native, reducer=reducer, timeout_s=timeout_s)
+        engine = AggregatedEngine(
+            twin,
+            device,
+            native,
+            reducer=reducer,
+            timeout_s=timeout_s,
+            quorum=aggregator.quorum,
+        )
     engine.link = link if link is not None else measure_link(engine)
     return engine

@@ -90,8 +90,13 @@ class Greeter:
             message[HEADER_BYTES : HEADER_BYTES + payload.numel()] = payload
         replies: list[torch.Tensor] = []
         yield from self.engine.exchange(message, replies)
+        # A rank that is missing from this job says nothing, and no other can know what it would
+        # say; one that is missing itself still compares its own header with the others'.
         headers += [
-            Header(*_FIELDS.unpack_from(r[:HEADER_BYTES].numpy().tobytes())) for r in replies
+            header
+            if self.engine.missing >> rank & 1
+            else Header(*_FIELDS.unpack_from(r[:HEADER_BYTES].numpy().tobytes()))
+            for rank, r in enumerate(replies)
         ]
         check(headers, describe_layout)
         most = max(h.need for h in headers)
