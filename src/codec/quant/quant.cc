@@ -7,7 +7,7 @@
 #include <limits>
 #include <string>
 
-#include "codec/element.h"
+#include "wire/element.h"
 #include "codec/fingerprint.h"
 
 namespace addend::quant {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "codec/element.h"
+#include "wire/element.h"
 #include "codec/fingerprint.h"
 #include "codec/quant/quant.h"
 

@@ -6,7 +6,7 @@
 #include <limits>
 #include <string>
 
-#include "codec/element.h"
+#include "wire/element.h"
 #include "codec/quant/quant.h"
 
 namespace addend::quant {

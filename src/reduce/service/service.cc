@@ -16,6 +16,7 @@
 #include "net/udp_socket.h"
 #include "reduce/service/chunks.h"
 #include "reduce/service/session.h"
+#include "reduce/service/shared_exponent.h"
 #include "reduce/service/stream.h"
 
 namespace addend {
@@ -52,16 +53,22 @@ class ServiceReducer final : public Reducer {
 
   uint32_t world() const override { return options_.world; }
   uint32_t worker() const override { return options_.worker; }
+  double float_error() const override {
+    return !session_ || allows(Op::kSumF32) ? 0 : quantum_error(options_.world);
+  }
 
   Status reduce(Round& round, Deadline deadline) override {
     if (!broken_.empty()) return make_error(Errc::kUnavailable, broken_);
+    bool as_integers = false;
     for (const Plane& plane : round) {
-      if ((session_->welcome().ops >> static_cast<uint32_t>(plane.op) & 1) != 0) continue;
-      return make_error(Errc::kInvalidArgument,
-                        std::string("this job does not allow ") + op_name(plane.op) +
-                            "; make it with floats, or use a codec that sends integers");
+      if (allows(plane.op)) continue;
+      if (!is_float_sum(plane.op)) {
+        return make_error(Errc::kInvalidArgument,
+                          std::string("this job does not allow ") + op_name(plane.op));
+      }
+      as_integers = true;
     }
-    Status status = run(round, deadline);
+    Status status = as_integers ? run_as_integers(round, deadline) : run(round, deadline);
     if (!status) broken_ = "an earlier round failed: " + status.error().message;
     return status;
   }
@@ -82,6 +89,21 @@ class ServiceReducer final : public Reducer {
             options_.worker,         options_.world,
             &session_->worker_key(), &session_->result_key(),
             session_->positions()};
+  }
+
+  bool allows(Op op) const {
+    return (session_->welcome().ops >> static_cast<uint32_t>(op) & 1) != 0;
+  }
+
+  // The job does not allow floats.
+  Status run_as_integers(Round& round, Deadline deadline) {
+    Round integers;
+    ADDEND_TRY(integer_rounds_.begin(round, options_.world, integers));
+    ADDEND_TRY(run(integers, deadline));
+    ADDEND_TRY(integer_rounds_.quantise(integers));
+    ADDEND_TRY(run(integers, deadline));
+    integer_rounds_.finish();
+    return {};
   }
 
   Status run(Round& round, Deadline deadline) {
@@ -242,6 +264,7 @@ class ServiceReducer final : public Reducer {
   std::unique_ptr<Session> session_;
   uint32_t payload_bytes_;
   Stream stream_;
+  IntegerRounds integer_rounds_;
   std::vector<Table> tables_;
   std::vector<std::span<const uint8_t>> pieces_;
   std::string broken_;
