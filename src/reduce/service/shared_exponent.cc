@@ -1,12 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "reduce/service/shared_exponent.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "base/bits.h"
 
 namespace addend::service_client {
+namespace {
+
+bool covers(const uint32_t* shared, const uint32_t* own, uint64_t lanes) {
+  for (uint64_t b = 0; b < ceil_div(lanes, kExponentBlock); ++b) {
+    if (shared[b] < own[b]) return false;
+  }
+  return true;
+}
+
+}  // namespace
 
 double quantum_error(uint32_t world) {
   return std::ldexp(world, static_cast<int>(ceil_log2(world)) - 31);
@@ -34,21 +45,21 @@ Status IntegerRounds::begin(Round& round, uint32_t world, Round& exponents) {
   return {};
 }
 
-Status IntegerRounds::quantise(Round& integers) {
+Status IntegerRounds::quantise(Round& integers, bool left_out) {
   integers = *round_;
   std::size_t next = 0;
   for (Plane& plane : integers) {
     if (!is_float_sum(plane.op)) continue;
     Converted& to = converted_[next++];
-    const auto* own = to.own.as<uint32_t>();
-    const auto* shared = to.shared.as<uint32_t>();
-    for (uint64_t b = 0; b < ceil_div(plane.lanes, kExponentBlock); ++b) {
-      if (shared[b] >= own[b]) continue;
+    if (left_out) {
+      std::fill_n(to.quanta.as<int32_t>(), plane.lanes, 0);
+    } else if (!covers(to.shared.as<uint32_t>(), to.own.as<uint32_t>(), plane.lanes)) {
       return make_error(Errc::kUndecodable,
                         "the largest exponent of all workers is below this worker's own");
+    } else {
+      to_quanta(static_cast<DType>(plane.op), plane.data, plane.lanes, to.shared.as<uint32_t>(),
+                world_, to.quanta.as<int32_t>());
     }
-    to_quanta(static_cast<DType>(plane.op), plane.data, plane.lanes, shared, world_,
-              to.quanta.as<int32_t>());
     plane = {Op::kSumI32, plane.lanes, to.quanta.as<void>(), nullptr, nullptr};
   }
   return {};

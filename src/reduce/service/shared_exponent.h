@@ -47,8 +47,10 @@ class IntegerRounds {
   /// Measures this worker's lanes: the max planes to reduce first. `round` is used until finish.
   Status begin(Round& round, uint32_t world, Round& exponents);
   /// With the exponents of all workers: the planes to reduce then. Planes that are no float sums go
-  /// as they are. kUndecodable if an exponent came back smaller than this worker's.
-  Status quantise(Round& integers);
+  /// as they are. `left_out`: the exponents are those of the others, who went on at a quorum; this
+  /// worker's lanes may not fit them, and it sends zeros, which are not added either. Otherwise
+  /// kUndecodable if an exponent came back smaller than this worker's.
+  Status quantise(Round& integers, bool left_out = false);
   /// Writes the sums into the original's planes.
   void finish();
 

@@ -291,6 +291,15 @@ TEST(SharedExponent, AnExponentBelowOnesOwnIsAnError) {
   ASSERT_FALSE(status);
   EXPECT_EQ(status.error().code, Errc::kUndecodable);
   EXPECT_EQ(lanes, before);
+  // Unless it is known to have been left out: then it adds nothing, and reads the others' sums.
+  ASSERT_TRUE(rounds.quantise(travelling, true));
+  auto* quanta = static_cast<int32_t*>(travelling.planes[0].data);
+  for (uint64_t i = 0; i < kLanes; ++i)
+    ASSERT_EQ(quanta[i], 0);
+  quanta[kExponentBlock] = 1 << 29;
+  rounds.finish();
+  EXPECT_EQ(element(DType::kF32, lanes.data(), kExponentBlock), 1.0f);
+  EXPECT_EQ(element(DType::kF32, lanes.data(), 0), 0.0f);
 }
 
 TEST(SharedExponent, OtherPlanesTravelAsTheyAreAndFloatsStayUntilTheEnd) {
