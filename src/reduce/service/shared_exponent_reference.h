@@ -29,7 +29,7 @@ inline float power_of_two(int exponent) {
 /// 25 or more, so that the multiple of the largest float below that limit is not rounded up to it.
 inline Scale scale_of(uint32_t exponent, uint32_t world) {
   const int bits = 31 - static_cast<int>(ceil_log2(world));
-  const int quantum = std::max(static_cast<int>(exponent), 1) - 126 - bits;
+  const int quantum = static_cast<int>(exponent) - 126 - bits;
   const int up = std::min(-quantum, 127), down = std::max(quantum, -126);
   return {{power_of_two(up), power_of_two(-quantum - up)},
           {power_of_two(down), power_of_two(quantum - down)}};
