@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements of a gradient, or lanes of a float plane, as f32, which holds every bf16 and f16 exactly.
+// Elements of a gradient, or lanes of a float plane, as f32, which holds every bf16 and f16
+// exactly.
 #pragma once
 
 #include <cstdint>
