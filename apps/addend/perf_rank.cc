@@ -45,7 +45,7 @@ class SizeRun {
     (*worker)->close();
     ADDEND_TRY(reduce_max(reducer_, times));
     workload::SumCheck check = check_result();
-    auto wrong = count_wrong(check, tolerance(spec));
+    auto wrong = count_wrong(check, tolerance(spec, reducer_, gradient_.dtype));
     if (!wrong) return wrong.error();
     std::array<float, 1> nmse{static_cast<float>(check.nmse())};
     ADDEND_TRY(reduce_max(reducer_, nmse));

@@ -39,6 +39,11 @@ class Reducer {
   /// Workers that are not in the sums of this step: bit w is worker w. Known after its first round.
   virtual uint64_t missing() const { return 0; }
 
+  /// How far a sum of floats may be from what adding them as floats gives, in units of the largest
+  /// magnitude among the workers' lanes near it: 0 unless floats travel as integers. A lane that is
+  /// not finite then makes up to 255 neighbours NaN as well.
+  virtual double float_error() const { return 0; }
+
   /// Something that must be the same on all workers, and what to call it in an error.
   struct Claim {
     const char* what;
@@ -108,8 +113,9 @@ struct ServiceReducerOptions {
 /// Whether this build has the aggregation service and its client.
 bool has_service();
 
-/// A worker's end of a job at an aggregation server. Returns when all workers have joined. Sums of
-/// floats need a job that allows them. kUnsupported in a build without the service.
+/// A worker's end of a job at an aggregation server. Returns when all workers have joined. In a job
+/// that does not allow floats their sums travel as integers (docs/service.md). kUnsupported in a
+/// build without the service.
 Result<std::unique_ptr<Reducer>> create_service_reducer(const ServiceReducerOptions& options);
 
 /// Reduces with `primary` until that fails with kUnavailable, kTimeout or kIo, and from then on

@@ -76,9 +76,8 @@ class FallbackReducer final : public Reducer {
   uint32_t world() const override { return fallback_->world(); }
   uint32_t worker() const override { return fallback_->worker(); }
   void begin_step() override { active().begin_step(); }
-  uint64_t missing() const override {
-    return primary_ ? primary_->missing() : fallback_->missing();
-  }
+  uint64_t missing() const override { return active().missing(); }
+  double float_error() const override { return active().float_error(); }
 
   Status reduce(Round& round, Deadline deadline) override {
     // Nothing is waited for in an empty round, so it tells nothing about where the others are.
@@ -98,7 +97,7 @@ class FallbackReducer final : public Reducer {
   }
 
  private:
-  Reducer& active() { return primary_ ? *primary_ : *fallback_; }
+  Reducer& active() const { return primary_ ? *primary_ : *fallback_; }
 
   Status switch_over(const Error& why, Round& round, Deadline deadline) {
     primary_.reset();

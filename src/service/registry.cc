@@ -178,7 +178,10 @@ Result<Registry::Job*> Registry::job_to_join(const std::string& identity,
   const Key key{tenant->name, name};
   if (jobs_.count(key) == 0) {
     if (identity != tenant->name) return make_error(Errc::kUnavailable, "no job named " + name);
-    ADDEND_TRY(create(identity, join.job));
+    // Workers take floats where they may; where not, they send integers.
+    addend_control_job wanted = join.job;
+    if (!tenant->floats) wanted.flags &= ~ADDEND_CONTROL_FLOATS;
+    ADDEND_TRY(create(identity, wanted));
     jobs_.at(key).transient = true;
   }
   Job& job = jobs_.at(key);

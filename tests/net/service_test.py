@@ -33,10 +33,10 @@ class ServiceTest(unittest.TestCase):
         self.key = self.folder / "lab.key"
         self.assertEqual(addend("keygen", self.key).returncode, 0)
 
-    def serve(self, extra: str = "", server: str = "") -> None:
+    def serve(self, extra: str = "", server: str = "", tenant: str = "") -> None:
         config = self.folder / "serve.toml"
         config.write_text('[server]\naddress = "127.0.0.1"\ncontrol_port = 0\ndata_port = 0\ndrain_s = 0.2\n' + server + "\n"
-                          f"[http]\nport = 0\n{extra}\n[[tenant]]\nname = \"lab\"\nkey_file = \"{self.key}\"\n")
+                          f"[http]\nport = 0\n{extra}\n[[tenant]]\nname = \"lab\"\nkey_file = \"{self.key}\"\n{tenant}\n")
         self.server = subprocess.Popen([ADDEND, "serve", "--config", str(config)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                        text=True)
         self.addCleanup(self.stop)
@@ -107,6 +107,17 @@ class ServiceTest(unittest.TestCase):
         self.goes_on_without_the_server("env", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
                                         "OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_btl_vader_single_copy_mechanism=none",
                                         "mpirun", "-n", 4, fallback="mpi")
+
+    def test_a_tenant_without_floats_gets_its_sums_as_integers(self) -> None:
+        self.serve(tenant="floats = false")
+        for dtype in ("f32", "bf16"):
+            done = addend("perf", "--reducer", "service", *self.access(), "-b", "256K", "-e", "256K", "-n", 2, "--json", "--dtype", dtype,
+                          "-c", "dense", "-c", "exact", "-c", "exact:values=reproducible", "-c", "quant")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual([row["wrong"] for row in json.loads(done.stdout)["results"]], [0] * 4)
+        refused = addend("job", "create", "ring", "--workers", 4, *self.access())
+        self.assertIn("may not sum floats", refused.stderr)
+        self.assertEqual(addend("job", "create", "ring", "--workers", 4, "--no-floats", *self.access()).returncode, 0)
 
     def test_logs_can_be_json(self) -> None:
         self.serve(extra='[log]\njson = true\nlevel = "info"')

@@ -7,8 +7,8 @@
 #include <limits>
 #include <string>
 
-#include "codec/element.h"
 #include "codec/fingerprint.h"
+#include "wire/element.h"
 
 namespace addend::quant {
 namespace {

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <cstring>
 
-#include "codec/element.h"
 #include "codec/fingerprint.h"
 #include "codec/quant/quant.h"
+#include "wire/element.h"
 
 namespace addend::quant {
 namespace {

@@ -6,8 +6,8 @@
 #include <limits>
 #include <string>
 
-#include "codec/element.h"
 #include "codec/quant/quant.h"
+#include "wire/element.h"
 
 namespace addend::quant {
 

@@ -16,6 +16,7 @@
 #include "net/udp_socket.h"
 #include "reduce/service/chunks.h"
 #include "reduce/service/session.h"
+#include "reduce/service/shared_exponent.h"
 #include "reduce/service/stream.h"
 
 namespace addend {
@@ -52,21 +53,25 @@ class ServiceReducer final : public Reducer {
 
   uint32_t world() const override { return options_.world; }
   uint32_t worker() const override { return options_.worker; }
+  double float_error() const override {
+    return !session_ || allows(Op::kSumF32) ? 0 : quantum_error(options_.world);
+  }
 
   Status reduce(Round& round, Deadline deadline) override {
     if (!broken_.empty()) return make_error(Errc::kUnavailable, broken_);
+    bool as_integers = false;
     for (const Plane& plane : round) {
-      if ((session_->welcome().ops >> static_cast<uint32_t>(plane.op) & 1) != 0) continue;
-      return make_error(Errc::kInvalidArgument,
-                        std::string("this job does not allow ") + op_name(plane.op) +
-                            "; make it with floats, or use a codec that sends integers");
+      if (allows(plane.op)) continue;
+      if (!is_float_sum(plane.op)) {
+        return make_error(Errc::kInvalidArgument,
+                          std::string("this job does not allow ") + op_name(plane.op));
+      }
+      as_integers = true;
     }
-    Status status = run(round, deadline);
-    if (!status) {
+    Status status = as_integers ? run_as_integers(round, deadline) : run(round, deadline);
+    if (!status && status.error().code != Errc::kChanged)
       broken_ = "an earlier round failed: " + status.error().message;
-      return status;
-    }
-    return take_set();
+    return status;
   }
 
   // A step that begins again because workers went during it does so without them: if they were
@@ -96,6 +101,21 @@ class ServiceReducer final : public Reducer {
             session_->positions()};
   }
 
+  bool allows(Op op) const {
+    return (session_->welcome().ops >> static_cast<uint32_t>(op) & 1) != 0;
+  }
+
+  // The job does not allow floats.
+  Status run_as_integers(Round& round, Deadline deadline) {
+    Round integers;
+    ADDEND_TRY(integer_rounds_.begin(round, options_.world, integers));
+    ADDEND_TRY(run(integers, deadline));
+    ADDEND_TRY(integer_rounds_.quantise(integers, (missing_ >> options_.worker & 1) != 0));
+    ADDEND_TRY(run(integers, deadline));
+    integer_rounds_.finish();
+    return {};
+  }
+
   Status run(Round& round, Deadline deadline) {
     std::array<uint32_t, Round::kMaxPlanes> tables{};
     for (std::size_t p = 0; p < round.size; ++p) {
@@ -118,7 +138,7 @@ class ServiceReducer final : public Reducer {
       ADDEND_TRY(wait(deadline));
       ADDEND_TRY(receive(chunks, first));
     }
-    return {};
+    return take_set();
   }
 
   // Runs of equal frames to one port go as one super-packet, whose last frame may be shorter.
@@ -283,6 +303,7 @@ class ServiceReducer final : public Reducer {
   std::unique_ptr<Session> session_;
   uint32_t payload_bytes_;
   Stream stream_;
+  IntegerRounds integer_rounds_;
   std::vector<Table> tables_;
   std::vector<std::span<const uint8_t>> pieces_;
   std::string broken_;
