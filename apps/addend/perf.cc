@@ -64,10 +64,12 @@ constexpr const char* kFooter =
     "  addend perf --codec quant --codec quant:bits=2 --density 1 --workers 8\n"
     "  addend perf --rows 64 --density 0.05 --dtype bf16 --workers 8 --json\n"
     "  mpirun -n 4 addend perf --reducer mpi -b 16M -e 16M\n"
-    "  addend perf --reducer service --aggregator agg:7700 --key lab.key --identity lab --worker "
-    "0\n"
+    "  addend perf --reducer service --aggregator agg:7700 --key lab.key --identity lab --worker 0 "
+    "--piece 4M
+"
     "  mpirun -n 4 addend perf --reducer service --fallback mpi --aggregator agg:7700 --key "
-    "lab.key\n";
+    "lab.key
+";
 
 std::vector<Column> make_columns(const std::vector<std::string>& codecs) {
   std::size_t codec_width = 0;
@@ -166,6 +168,9 @@ void print_preamble(const PerfOptions& options) {
       gradient.row, options.values, gradient.seed);
   fmt::print("# {} warm-up and {} timed iterations; median of the slowest worker's time\n",
              options.plan.warmup, options.plan.iterations);
+  if (options.plan.piece_bytes > 0) {
+    fmt::print("# in pieces of {} bytes; mode is that of the first\n", options.plan.piece_bytes);
+  }
 }
 
 nlohmann::json document(const PerfOptions& options, nlohmann::json rows) {
@@ -182,6 +187,7 @@ nlohmann::json document(const PerfOptions& options, nlohmann::json rows) {
       {"seed", gradient.seed},
       {"warmup", options.plan.warmup},
       {"iterations", options.plan.iterations},
+      {"piece_bytes", options.plan.piece_bytes},
       {"results", std::move(rows)},
   };
 }
@@ -410,6 +416,12 @@ void add_perf_command(CLI::App& app, Exit& exit) {
   command->add_option("--gbit", options->plan.network.gbit_per_s, "planner's hint: link speed")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  command
+      ->add_option("--piece", options->plan.piece_bytes,
+                   "cut gradients into pieces of this size, which travel one behind the other; "
+                   "default: whole")
+      ->transform(CLI::AsSizeValue(false).description(""))
+      ->type_name("BYTES");
   command->add_flag("--json", options->json, "print one JSON document");
   command->footer(kFooter);
   command->callback([options, &exit] { exit.code = run_perf(*options); });

@@ -297,5 +297,81 @@ TEST(Pipeline, ClosesWithBucketsInFlight) {
   });
 }
 
+TEST(Pieces, CoverTheGradientInOrderAndNameTheirBuckets) {
+  for (const DType dtype : {DType::kF32, DType::kBf16}) {
+    for (const uint64_t count : {uint64_t{0}, uint64_t{1}, uint64_t{4095}, uint64_t{8192},
+                                 uint64_t{8193}, uint64_t{1000003}}) {
+      Layout layout;
+      layout.dtype = dtype;
+      layout.count = count;
+      layout.world = 3;
+      layout.worker = 2;
+      layout.bucket = 7;
+      layout.seed = 5;
+      layout.scale = 0.25;
+      const auto pieces = cut_into_pieces(layout, 40000);
+      ASSERT_TRUE(pieces);
+      uint64_t covered = 0;
+      for (std::size_t p = 0; p < pieces->size(); ++p) {
+        const Layout& piece = (*pieces)[p];
+        EXPECT_EQ(covered % 4096, 0u) << "pieces begin where blocks do";
+        EXPECT_EQ(piece.bucket, 7 + p);
+        EXPECT_LE(piece.count * dtype_bytes(dtype), 40000u);
+        EXPECT_TRUE(piece.count > 0 || count == 0);
+        EXPECT_EQ(piece.world, 3u);
+        EXPECT_EQ(piece.worker, 2u);
+        EXPECT_EQ(piece.seed, 5u);
+        EXPECT_EQ(piece.scale, 0.25);
+        covered += piece.count;
+      }
+      EXPECT_EQ(covered, count);
+    }
+  }
+  EXPECT_EQ(cut_into_pieces({})->size(), 1u);
+}
+
+TEST(Pieces, SumAsTheWholeGradientDoes) {
+  constexpr uint32_t kWorld = 3;
+  constexpr uint64_t kCount = 30001;
+  for (const char* spec : {"exact", "dense", "exact:mode=two-level"}) {
+    spawn_workers(kWorld, {FoldOrder::kPermuted, 2}, [&](uint32_t w, Reducer& reducer) {
+      Layout layout;
+      layout.worker = w;
+      layout.count = kCount;
+      layout.world = kWorld;
+      const auto pieces = cut_into_pieces(layout, 16 << 10);
+      ASSERT_TRUE(pieces);
+      ASSERT_EQ(pieces->size(), 8u);
+      std::vector<std::unique_ptr<Codec>> codecs;
+      for (const Layout& piece : *pieces)
+        codecs.push_back(std::move(*create_codec(*CodecSpec::parse(spec), piece)));
+      auto pipeline = create_pipeline(reducer);
+      for (int step = 0; step < 3; ++step) {
+        std::vector<float> gradient = gradient_of(w, 1, kCount);
+        std::vector<Ticket> tickets;
+        float* at = gradient.data();
+        for (const auto& codec : codecs) {
+          const auto ticket = (*pipeline)->submit(*codec, at);
+          ASSERT_TRUE(ticket);
+          tickets.push_back(*ticket);
+          at += codec->layout().count;
+        }
+        for (const Ticket ticket : tickets)
+          ASSERT_TRUE((*pipeline)->wait(ticket));
+        ASSERT_EQ(gradient, sum_of(kWorld, 1, kCount)) << spec << " step " << step;
+      }
+    });
+  }
+}
+
+TEST(Pieces, RefuseSegmentsAndPiecesThatAreAllLatency) {
+  Layout layout;
+  layout.count = 10;
+  EXPECT_EQ(cut_into_pieces(layout, 16383).error().code, Errc::kInvalidArgument);
+  EXPECT_TRUE(cut_into_pieces(layout, 16384));
+  layout.segments = {{1, 4}, {2, 6}};
+  EXPECT_EQ(cut_into_pieces(layout).error().code, Errc::kInvalidArgument);
+}
+
 }  // namespace
 }  // namespace addend
