@@ -65,11 +65,9 @@ constexpr const char* kFooter =
     "  addend perf --rows 64 --density 0.05 --dtype bf16 --workers 8 --json\n"
     "  mpirun -n 4 addend perf --reducer mpi -b 16M -e 16M\n"
     "  addend perf --reducer service --aggregator agg:7700 --key lab.key --identity lab --worker 0 "
-    "--piece 4M
-"
+    "--piece 4M\n"
     "  mpirun -n 4 addend perf --reducer service --fallback mpi --aggregator agg:7700 --key "
-    "lab.key
-";
+    "lab.key\n";
 
 std::vector<Column> make_columns(const std::vector<std::string>& codecs) {
   std::size_t codec_width = 0;
