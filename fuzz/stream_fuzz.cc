@@ -41,7 +41,7 @@ void advance(Stream& stream, uint64_t now_ns) {
   const std::vector<uint8_t> lanes(kPayload, 3);
   for (uint64_t number = 0; stream.next(number);) {
     const auto bytes = addend::op_bytes(op_of(number), lanes_of(number));
-    stream.add(number, op_of(number), {lanes.data(), bytes}, 0);
+    stream.add(number, {op_of(number), {lanes.data(), bytes}, 0, number % 3 == 0});
   }
   for (const Stream::Frame& frame : stream.collect(now_ns))
     require(frame.slot < kSlots && frame.bytes.size() <= ADDEND_FRAME_HEADER_BYTES + kPayload);
