@@ -40,13 +40,14 @@ bench-torch: python-env
 	.venv/bin/python bench/torch_bars.py
 
 # The service's bars: goodput against bare UDP, whole and split super-packets; 1 Gbit/s links and loss (as root).
-bench-service: build-release
-	cmake --preset release -DADDEND_DEVELOPER=ON
-	cmake --build --preset release -j $(JOBS) --target service_goodput addend
-	build/release/tests/service_goodput
+bench-service: python-env
+	tools/install_packages.sh build test
+	cmake --preset bench
+	cmake --build --preset bench -j $(JOBS) --target service_goodput addend
+	build/bench/tests/service_goodput
 	ip netns add addend-split && ip netns exec addend-split ip link set lo up gso_max_segs 1
-	ip netns exec addend-split build/release/tests/service_goodput; code=$$?; ip netns del addend-split; exit $$code
-	python3 tests/net/bars.py build/release/apps/addend/addend
+	ip netns exec addend-split build/bench/tests/service_goodput; code=$$?; ip netns del addend-split; exit $$code
+	python3 tests/net/bars.py build/bench/apps/addend/addend .venv/bin/python
 
 test: check-format test-dev test-python test-asan test-tsan
 

@@ -3,6 +3,7 @@
 // with options of quant. First pass: the sums must be right (quant: near). Second pass: a reducer
 // that overwrites planes with the input before the workers see them; an error or any sum will do, a
 // crash will not.
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -104,15 +105,16 @@ void read_gradients(Input& input, Case& c) {
 // What folding the gradients themselves would give, in worker order.
 float dense_sum(const Case& c, uint64_t i) {
   const uint32_t width = dtype_bytes(c.layout.dtype);
-  uint32_t sum = 0, next = 0;
-  std::memcpy(&sum, c.gradients[0].data() + i * width, width);
+  // Room for a lane of any operation, because combine_planes knows all of them.
+  alignas(uint64_t) std::array<unsigned char, sizeof(uint64_t)> sum{}, next{};
+  std::memcpy(sum.data(), c.gradients[0].data() + i * width, width);
   for (uint32_t w = 1; w < c.layout.world; ++w) {
-    std::memcpy(&next, c.gradients[w].data() + i * width, width);
-    const Plane to{sum_op(c.layout.dtype), 1, &sum, nullptr, nullptr};
-    const Plane from{sum_op(c.layout.dtype), 1, &next, nullptr, nullptr};
+    std::memcpy(next.data(), c.gradients[w].data() + i * width, width);
+    const Plane to{sum_op(c.layout.dtype), 1, sum.data(), nullptr, nullptr};
+    const Plane from{sum_op(c.layout.dtype), 1, next.data(), nullptr, nullptr};
     require(addend::testing_support::combine_planes(to, from).has_value());
   }
-  return element(c.layout.dtype, &sum, 0);
+  return element(c.layout.dtype, sum.data(), 0);
 }
 
 // Non-zero addends of element i; `last` is one of them.

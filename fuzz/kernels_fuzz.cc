@@ -100,6 +100,11 @@ void check_passes(Input& input, uint64_t count) {
   exact::unpack(sizeof(T), packed.data(), wanted.data(), count, out.data());
   exact::reference::unpack(packed.data(), wanted.data(), 0, count, out_reference.data(), 0);
   require(out == out_reference);
+  std::vector<T> zeros(count), zeros_reference(count);
+  exact::unpack_into_zeros(sizeof(T), packed.data(), wanted.data(), count, zeros.data());
+  exact::reference::unpack_into_zeros(packed.data(), wanted.data(), 0, count,
+                                      zeros_reference.data(), 0);
+  require(zeros == zeros_reference && zeros == out);
 
   exact::reference::scan(gradient.data(), 0, count, bitmap.data(), kept.data(), count + 64, {});
   for (std::size_t w = 0; w < wanted.size(); ++w)

@@ -93,6 +93,19 @@ workload::Tolerance tolerance(const CodecSpec& spec) {
   return tolerance;
 }
 
+workload::Tolerance tolerance(const CodecSpec& spec, const Reducer& reducer, DType dtype) {
+  constexpr double kRounding[] = {0x1p-24, 0x1p-8, 0x1p-11};  // of a sum, by type
+  constexpr uint64_t kNeighbours = 256;
+  workload::Tolerance allowed = tolerance(spec);
+  const bool integers = allowed.lossy || option(spec, "values", "float") == "reproducible";
+  if (integers || reducer.float_error() == 0) return allowed;
+  allowed.lossy = true;
+  allowed.range =
+      reducer.float_error() / reducer.world() + kRounding[static_cast<std::size_t>(dtype)];
+  allowed.block = kNeighbours;
+  return allowed;
+}
+
 CLI::Option* add_dtype_option(CLI::App& command, std::string& dtype) {
   return command.add_option("-d,--dtype", dtype, "element type of the gradients")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}))

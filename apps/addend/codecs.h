@@ -8,6 +8,7 @@
 #include <CLI/CLI.hpp>
 
 #include "addend/codec.h"
+#include "addend/reduce.h"
 #include "addend/result.h"
 #include "apps/workload/check.h"
 
@@ -26,6 +27,8 @@ Result<std::vector<CodecSpec>> parse_codecs(const std::vector<std::string>& code
 
 /// What the codec may do to a sum; everything that is not quant must give what adding floats gives.
 workload::Tolerance tolerance(const CodecSpec& spec);
+/// The same over a reducer whose sums of floats may be off.
+workload::Tolerance tolerance(const CodecSpec& spec, const Reducer& reducer, DType dtype);
 
 /// Adds --dtype and parses its value.
 CLI::Option* add_dtype_option(CLI::App& command, std::string& dtype);

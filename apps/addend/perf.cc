@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // addend perf: all-reduce speed over a sweep of sizes, in the habit of nccl-tests.
 #include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -35,6 +37,8 @@ struct PerfOptions {
   int worker = -1;  // service: run only this one
   AccessOptions access;
   ServiceReducerOptions service;
+  std::string fallback = "none";
+  double return_s = 10;  // service with a fallback: how long to wait for a server that is gone
   bool json = false;
   PerfPlan plan;
 };
@@ -49,7 +53,9 @@ constexpr const char* kFooter =
     "lossy codecs (quant): NaN or infinities where they do not belong, and everything if the nmse\n"
     "is above 2 (4 / (2^bits - 1))^2 (without rotation: if an element is off by more than twice "
     "the\n"
-    "range) or if ranks got different answers.\n"
+    "range) or if ranks got different answers. A service whose job does not allow floats may be "
+    "off by\n"
+    "what docs/service.md says.\n"
     "Sizes take K, M, G (powers of 1024). Exit code 1 if any element is wrong.\n\n"
     "Examples:\n"
     "  addend perf -b 1M -e 256M -f 4 --density 0.01\n"
@@ -58,8 +64,10 @@ constexpr const char* kFooter =
     "  addend perf --codec quant --codec quant:bits=2 --density 1 --workers 8\n"
     "  addend perf --rows 64 --density 0.05 --dtype bf16 --workers 8 --json\n"
     "  mpirun -n 4 addend perf --reducer mpi -b 16M -e 16M\n"
-    "  addend perf --reducer service --aggregator agg:7700 --key lab.key --identity lab --worker "
-    "0\n";
+    "  addend perf --reducer service --aggregator agg:7700 --key lab.key --identity lab --worker 0 "
+    "--piece 4M\n"
+    "  mpirun -n 4 addend perf --reducer service --fallback mpi --aggregator agg:7700 --key "
+    "lab.key\n";
 
 std::vector<Column> make_columns(const std::vector<std::string>& codecs) {
   std::size_t codec_width = 0;
@@ -158,6 +166,9 @@ void print_preamble(const PerfOptions& options) {
       gradient.row, options.values, gradient.seed);
   fmt::print("# {} warm-up and {} timed iterations; median of the slowest worker's time\n",
              options.plan.warmup, options.plan.iterations);
+  if (options.plan.piece_bytes > 0) {
+    fmt::print("# in pieces of {} bytes; mode is that of the first\n", options.plan.piece_bytes);
+  }
 }
 
 nlohmann::json document(const PerfOptions& options, nlohmann::json rows) {
@@ -174,6 +185,7 @@ nlohmann::json document(const PerfOptions& options, nlohmann::json rows) {
       {"seed", gradient.seed},
       {"warmup", options.plan.warmup},
       {"iterations", options.plan.iterations},
+      {"piece_bytes", options.plan.piece_bytes},
       {"results", std::move(rows)},
   };
 }
@@ -231,16 +243,34 @@ int run_rank(PerfOptions& options, Reducer& reducer) {
   return status ? printer.finish() : fail(status.error());
 }
 
+// A worker's way to the server, and where it goes on if that is lost.
+Result<std::unique_ptr<Reducer>> reach_service(const PerfOptions& options, uint32_t worker,
+                                               std::unique_ptr<Reducer> fallback) {
+  ServiceReducerOptions service = options.service;
+  service.worker = worker;
+  if (fallback)
+    service.return_timeout = std::chrono::milliseconds(std::lround(options.return_s * 1e3));
+  auto reducer = create_service_reducer(service);
+  if (!reducer || !fallback) return reducer;
+  return create_fallback_reducer(*std::move(reducer), std::move(fallback), [=](const Error& why) {
+    fmt::print(stderr, "addend: worker {} goes on without the server: {}\n", worker, why.message);
+  });
+}
+
 // All workers as threads of this process, each with its own way to the server.
 int run_service_threads(PerfOptions& options) {
   Printer printer(options, true);
+  std::unique_ptr<LocalGroup> fallback;
+  if (options.fallback == "local") {
+    auto group = create_local_group(options.workers);
+    if (!group) return fail(group.error());
+    fallback = *std::move(group);
+  }
   std::vector<Status> statuses(options.workers);
   std::vector<std::thread> threads;
   for (uint32_t w = 0; w < options.workers; ++w) {
     threads.emplace_back([&, w] {
-      ServiceReducerOptions service = options.service;
-      service.worker = w;
-      auto reducer = create_service_reducer(service);
+      auto reducer = reach_service(options, w, fallback ? fallback->reducer(w) : nullptr);
       statuses[w] = reducer ? run_perf_rank(**reducer, options.plan,
                                             [&](const PerfRow& row) {
                                               if (w == 0) printer.add(row);
@@ -260,12 +290,22 @@ int run_service(PerfOptions& options) {
   const auto access = make_access(options.access);
   if (!access) return fail(access.error());
   options.service.access = *access;
+  std::unique_ptr<Reducer> mpi;
+  if (options.fallback == "mpi") {
+    auto made = create_mpi_reducer();
+    if (!made) return fail(made.error());
+    mpi = *std::move(made);
+    options.workers = mpi->world();
+    options.worker = static_cast<int>(mpi->worker());
+  }
   options.service.world = options.workers;
   Status plan = complete_plan(options);
   if (!plan) return fail(plan.error());
   if (options.worker < 0) return run_service_threads(options);
-  options.service.worker = static_cast<uint32_t>(options.worker);
-  auto reducer = create_service_reducer(options.service);
+  if (options.fallback == "local") {
+    return fail({Errc::kInvalidArgument, "a single worker cannot fall back to threads"});
+  }
+  auto reducer = reach_service(options, static_cast<uint32_t>(options.worker), std::move(mpi));
   return reducer ? run_rank(options, **reducer) : fail(reducer.error());
 }
 
@@ -331,6 +371,16 @@ void add_service_options(CLI::App& command, PerfOptions& options) {
       .add_option("--worker", options.worker,
                   "service: be this one worker only; default: all, as threads")
       ->check(CLI::Range(0, 63));
+  command
+      .add_option("--fallback", options.fallback,
+                  "service: what to go on with if the server goes; mpi: ranks are the workers")
+      ->check(CLI::IsMember({"none", "local", "mpi"}))
+      ->capture_default_str();
+  command
+      .add_option("--return", options.return_s,
+                  "service: seconds to wait for a server that is gone before that")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   command.add_option("--slots", options.service.slots, "service: contributions in flight")
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();
@@ -364,6 +414,12 @@ void add_perf_command(CLI::App& app, Exit& exit) {
   command->add_option("--gbit", options->plan.network.gbit_per_s, "planner's hint: link speed")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  command
+      ->add_option("--piece", options->plan.piece_bytes,
+                   "cut gradients into pieces of this size, which travel one behind the other; "
+                   "default: whole")
+      ->transform(CLI::AsSizeValue(false).description(""))
+      ->type_name("BYTES");
   command->add_flag("--json", options->json, "print one JSON document");
   command->footer(kFooter);
   command->callback([options, &exit] { exit.code = run_perf(*options); });

@@ -37,15 +37,16 @@ class SizeRun {
   }
 
   Result<PerfRow> measure(const CodecSpec& spec) {
-    const Layout layout = make_layout();
-    auto worker = Worker::create(reducer_, spec, {&layout, 1});
+    auto layouts = make_layouts();
+    if (!layouts) return layouts.error();
+    auto worker = Worker::create(reducer_, spec, *layouts);
     if (!worker) return worker.error();
     std::vector<float> times;
     ADDEND_TRY(iterate(**worker, times));
     (*worker)->close();
     ADDEND_TRY(reduce_max(reducer_, times));
     workload::SumCheck check = check_result();
-    auto wrong = count_wrong(check, tolerance(spec));
+    auto wrong = count_wrong(check, tolerance(spec, reducer_, gradient_.dtype));
     if (!wrong) return wrong.error();
     std::array<float, 1> nmse{static_cast<float>(check.nmse())};
     ADDEND_TRY(reduce_max(reducer_, nmse));
@@ -56,7 +57,8 @@ class SizeRun {
     row.mode = report.mode;
     row.fallback = report.fallback;
     row.rounds = report.rounds;
-    row.wire_bytes = report.wire_bytes;
+    for (std::size_t p = 0; p < (*worker)->buckets(); ++p)
+      row.wire_bytes += (*worker)->codec(p).report().wire_bytes;
     row.union_density = gradient_.count == 0 ? 0
                                              : static_cast<double>(check.union_nonzeros) /
                                                    static_cast<double>(gradient_.count);
@@ -66,23 +68,29 @@ class SizeRun {
   }
 
  private:
-  Layout make_layout() const {
+  Result<std::vector<Layout>> make_layouts() const {
     Layout layout;
     layout.dtype = gradient_.dtype;
     layout.count = gradient_.count;
     layout.world = reducer_.world();
     layout.seed = gradient_.seed;
     layout.network = plan_.network;
-    return layout;
+    if (plan_.piece_bytes == 0) return std::vector<Layout>{layout};
+    return cut_into_pieces(layout, plan_.piece_bytes);
   }
 
   Status iterate(Worker& worker, std::vector<float>& times) {
     for (uint32_t i = 0; i < plan_.warmup + plan_.iterations; ++i) {
       std::memcpy(work_.data(), source_.data(), bytes_);
-      void* gradient = work_.data();
+      std::vector<void*> pieces;
+      char* at = static_cast<char*>(work_.data());
+      for (std::size_t p = 0; p < worker.buckets(); ++p) {
+        pieces.push_back(at);
+        at += worker.codec(p).layout().count * dtype_bytes(gradient_.dtype);
+      }
       ADDEND_TRY(worker.barrier());
       const double start = now_us();
-      ADDEND_TRY(worker.all_reduce({&gradient, 1}));
+      ADDEND_TRY(worker.all_reduce(pieces));
       if (i >= plan_.warmup) times.push_back(static_cast<float>(now_us() - start));
     }
     return {};

@@ -20,6 +20,7 @@ struct PerfPlan {
   std::vector<uint64_t> sizes;  ///< bytes of the dense gradient
   uint32_t warmup = 2;
   uint32_t iterations = 10;
+  uint64_t piece_bytes = 0;  ///< a gradient travels in pieces of at most this; 0: whole
   NetworkHint network;
   workload::GradientSpec gradient;  ///< count is set for each size
 };
@@ -29,7 +30,7 @@ struct PerfRow {
   uint64_t bytes = 0;
   uint64_t count = 0;
   std::string codec;
-  std::string mode;
+  std::string mode;  ///< this and the next two: of the first piece
   std::string fallback;
   uint32_t rounds = 0;
   double union_density = 0;

@@ -45,7 +45,8 @@ typedef enum addend_status {
   ADDEND_UNAVAILABLE = 7,      /* a peer or an earlier failure stands in the way */
   ADDEND_IO = 8,
   ADDEND_UNSUPPORTED = 9, /* refused by name */
-  ADDEND_OUT_OF_MEMORY = 10
+  ADDEND_OUT_OF_MEMORY = 10,
+  ADDEND_CHANGED = 11 /* workers came or went during a step: all begin it again */
 } addend_status;
 
 /* The ABI version the library was built with; compare with ADDEND_ABI_VERSION. */
@@ -142,9 +143,11 @@ ADDEND_API addend_status addend_codec_next_round(addend_codec* codec, addend_rou
 ADDEND_API addend_status addend_codec_finish(addend_codec* codec, void* gradient);
 ADDEND_API void addend_codec_cancel(addend_codec* codec);
 
-/* Between the last round and finish: the sums do not contain this worker. ADDEND_UNSUPPORTED for
- * codecs that need every worker. */
-ADDEND_API addend_status addend_codec_exclude(addend_codec* codec);
+/* Between begin and finish: the sums of this step are without these workers, bit w being worker w
+ * (see addend_reducer_missing). A worker that is among them gets the others' sum and keeps its own
+ * gradient for the next step if it has error feedback. ADDEND_UNSUPPORTED for codecs that need
+ * every worker. */
+ADDEND_API addend_status addend_codec_set_missing(addend_codec* codec, uint64_t workers);
 
 /* What a restarted worker needs to go on bit for bit (residuals, step). `*size` is set to the bytes
  * needed; they are written if `state` is not NULL and `capacity` is enough, else the call is
@@ -185,7 +188,9 @@ typedef struct addend_report {
    * residual included, and of what its contribution lost. Both 0 where nothing is lost. */
   double sampled_energy;
   double sampled_error;
-  uint64_t nonfinite; /* elements in blocks that are NaN for a NaN or Inf on some worker */
+  uint64_t nonfinite;    /* elements in blocks that are NaN for a NaN or Inf on some worker */
+  uint64_t contributors; /* workers in the sum */
+  uint64_t missing;      /* workers that are not, as far as the codec was told: bit w is worker w */
 } addend_report;
 
 ADDEND_API addend_status addend_codec_report(const addend_codec* codec, addend_report* report);
@@ -221,12 +226,19 @@ typedef struct addend_service_options {
   const char* authority;  /* PEM files */
   const char* certificate;
   const char* certificate_key;
+  uint64_t return_timeout_ns; /* for a server that is gone to come back; 0: the caller's deadline */
 } addend_service_options;
 
 ADDEND_API void addend_service_options_init(addend_service_options* options, size_t size);
 /* Returns when all workers have joined; ADDEND_UNSUPPORTED in a build without the service. */
 ADDEND_API addend_status addend_service_create(const addend_service_options* options,
                                                addend_reducer** reducer);
+
+/* Reduces with `primary` until that fails because its server or a peer is gone, and from then on
+ * with `fallback`, beginning with the round in which it failed. The same worker of the same world
+ * in both. Takes both over: they must not be used or destroyed any more, unless this call fails. */
+ADDEND_API addend_status addend_fallback_create(addend_reducer* primary, addend_reducer* fallback,
+                                                addend_reducer** reducer);
 
 /* The caller's own engine: reduces every plane of `round` in place, within `timeout_ns`. Returns a
  * status; on failure it may call addend_set_error first to say why. Called from one thread at a
@@ -243,6 +255,13 @@ ADDEND_API void addend_set_error(const char* message);
  * callers that step codecs by hand. Collective; not while a pipeline uses the reducer. */
 ADDEND_API addend_status addend_reducer_reduce(addend_reducer* reducer, addend_round* round,
                                                uint64_t timeout_ns);
+/* The next round is the first of a step: a service lets workers that it went on without take part
+ * again. Call it before the first round of every step on all workers; pipelines do. */
+ADDEND_API void addend_reducer_begin_step(addend_reducer* reducer);
+/* Workers that are not in the sums of this step, bit w being worker w; 0 if all are in them. Known
+ * after the first round; a later round that differs is ADDEND_CHANGED on all workers: cancel the
+ * step and begin it again. */
+ADDEND_API uint64_t addend_reducer_missing(const addend_reducer* reducer);
 ADDEND_API uint32_t addend_reducer_world(const addend_reducer* reducer);
 ADDEND_API uint32_t addend_reducer_worker(const addend_reducer* reducer);
 ADDEND_API void addend_reducer_destroy(addend_reducer* reducer);

@@ -107,7 +107,9 @@ struct Report {
   /// where nothing is lost.
   double sampled_energy = 0;
   double sampled_error = 0;
-  uint64_t nonfinite = 0;  ///< elements in blocks that are NaN for a NaN or Inf on some worker
+  uint64_t nonfinite = 0;     ///< elements in blocks that are NaN for a NaN or Inf on some worker
+  uint32_t contributors = 0;  ///< workers in the sum
+  uint64_t missing = 0;  ///< those that are not, as far as the codec was told: bit w is worker w
 };
 
 /// One worker's workspace and state for one layout, reused across steps. Not thread-safe; movable
@@ -146,11 +148,12 @@ class Codec {
   /// step.
   virtual void cancel() = 0;
 
-  /// Tells the codec, between its last round and finish, that the sums of this step do not contain
-  /// this worker's contribution: a service closed the round without it. Codecs with error feedback
-  /// then keep all of it for the next step; others lose it. kUnsupported for codecs whose sum is
-  /// only right with every worker in it.
-  virtual Status exclude() = 0;
+  /// Tells the codec, between begin and finish, that the sums of this step are without these
+  /// workers: bit w is worker w (see Reducer::missing). If this worker is among them it gets the
+  /// others' sum, and keeps all of its contribution for the next step if it has error feedback;
+  /// otherwise its gradient is lost. kUnsupported for codecs whose sum is only right with every
+  /// worker in it.
+  virtual Status set_missing(uint64_t workers) = 0;
 
   /// What a restarted worker needs so that its results go on bit for bit, and back; between steps
   /// only. Empty for codecs whose results do not depend on earlier steps. A state of another plan

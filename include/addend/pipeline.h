@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "addend/codec.h"
 #include "addend/reduce.h"
@@ -26,8 +27,10 @@ using Ticket = uint64_t;
 /// same buckets in the same order. Encoding of the next bucket and decoding of the last overlap
 /// with the reduction of the current one. Before the rounds of a bucket all workers compare its
 /// fingerprint; a difference is kMismatch on every worker. After a failure the bucket's gradient is
-/// untouched and every bucket behind it fails with the same error. submit and wait may be called
-/// from any thread, one submitter at a time.
+/// untouched and every bucket behind it fails with the same error. Where the reducer goes on
+/// without workers that are late, the codec's report says who was missing, and codecs that need
+/// every worker fail with kUnsupported. submit and wait may be called from any thread, one
+/// submitter at a time.
 class Pipeline {
  public:
   virtual ~Pipeline() = default;
@@ -43,5 +46,17 @@ class Pipeline {
 /// `reducer` must outlive the pipeline, which makes all calls on it from now on.
 Result<std::unique_ptr<Pipeline>> create_pipeline(Reducer& reducer,
                                                   const PipelineOptions& options = {});
+
+/// What a piece should measure: large enough that its rounds are not all latency, small enough that
+/// little is left to encode before the first travels and to decode after the last.
+inline constexpr uint64_t kPieceBytes = uint64_t{4} << 20;
+
+/// Cuts a large gradient into pieces of at most `piece_bytes`, one after the other in memory. With
+/// a codec for each, all submitted before the first is waited for, one piece is encoded and another
+/// decoded while a third travels. Pieces are buckets of their own, numbered from layout.bucket:
+/// leave room for them. A failure leaves pieces that were done before it summed. kInvalidArgument
+/// for a layout with segments, whose state does not follow a cut, and for pieces below 16 KiB.
+Result<std::vector<Layout>> cut_into_pieces(const Layout& layout,
+                                            uint64_t piece_bytes = kPieceBytes);
 
 }  // namespace addend

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -17,8 +18,8 @@ namespace addend {
 using Deadline = std::chrono::steady_clock::time_point;
 
 /// One worker's end of a group. Calls are collective: all workers make the same calls in the same
-/// order. One thread at a time. After an error other than kInvalidArgument or kMismatch the group
-/// is unusable and every later call says so.
+/// order. One thread at a time. After an error other than kInvalidArgument, kMismatch or kChanged
+/// the group is unusable and every later call says so.
 class Reducer {
  public:
   virtual ~Reducer() = default;
@@ -29,14 +30,28 @@ class Reducer {
   /// Folds every plane of the round over all workers, in place (table sums: into Plane::sums).
   virtual Status reduce(Round& round, Deadline deadline) = 0;
 
+  /// The next round is the first of a step. Of interest to groups that go on without workers that
+  /// are late: all sums of a step are of one set of workers, which its first round decides, and a
+  /// worker that is not in it has another chance in the next step. A later round with another set
+  /// is kChanged on all workers: its sums are of no use, and the step must begin again, with this
+  /// call. agree makes it.
+  virtual void begin_step() {}
+  /// Workers that are not in the sums of this step: bit w is worker w. Known after its first round.
+  virtual uint64_t missing() const { return 0; }
+
+  /// How far a sum of floats may be from what adding them as floats gives, in units of the largest
+  /// magnitude among the workers' lanes near it: 0 unless floats travel as integers. A lane that is
+  /// not finite then makes up to 255 neighbours NaN as well.
+  virtual double float_error() const { return 0; }
+
   /// Something that must be the same on all workers, and what to call it in an error.
   struct Claim {
     const char* what;
     uint64_t value;
   };
   /// Succeeds on all workers if all made the same claims, else fails with kMismatch on all and
-  /// names the first that differs. One small round of fixed size, so it is safe to call where
-  /// layouts may differ.
+  /// names the first that differs. One small round of fixed size, the first of a step, so it is
+  /// safe to call where layouts may differ.
   Status agree(std::span<const Claim> claims, Deadline deadline);
   static constexpr std::size_t kMaxClaims = 8;
 };
@@ -86,16 +101,31 @@ struct ServiceReducerOptions {
   uint32_t slots = 512;  ///< contributions in flight; counts if this worker's join makes the job
   uint32_t payload_bytes = 1408;         ///< 1408 for an MTU of 1500, 8832 for 9000; likewise
   std::chrono::nanoseconds patience{0};  ///< likewise; 0: until the caller's deadline
-  uint32_t quorum = 0;                   ///< likewise; 0: every worker must contribute
+  /// Likewise; 0: every worker must contribute. Otherwise a step goes on without the workers that
+  /// are not there when patience ends, if at least so many are: see Reducer::missing.
+  uint32_t quorum = 0;
   /// How long to wait for the other workers when joining.
   std::chrono::milliseconds join_timeout{60000};
+  /// How long to wait for a server that is gone to come back; 0: until the caller's deadline.
+  std::chrono::milliseconds return_timeout{0};
 };
 
 /// Whether this build has the aggregation service and its client.
 bool has_service();
 
-/// A worker's end of a job at an aggregation server. Returns when all workers have joined. Sums of
-/// floats need a job that allows them. kUnsupported in a build without the service.
+/// A worker's end of a job at an aggregation server. Returns when all workers have joined. In a job
+/// that does not allow floats their sums travel as integers (docs/service.md). kUnsupported in a
+/// build without the service.
 Result<std::unique_ptr<Reducer>> create_service_reducer(const ServiceReducerOptions& options);
+
+/// Reduces with `primary` until that fails with kUnavailable, kTimeout or kIo, and from then on
+/// with `fallback`: the round in which it failed too, and every sum is as if nothing had happened.
+/// All workers of the one group are those of the other. What is left of the deadline is the
+/// fallback's, so a primary should give up earlier (ServiceReducerOptions::return_timeout). Keeps a
+/// copy of a round's planes and of its sums. `on_switch` is told why, once, from the thread that
+/// reduces. A primary that goes while workers are missing (a quorum) is kUnavailable.
+Result<std::unique_ptr<Reducer>> create_fallback_reducer(
+    std::unique_ptr<Reducer> primary, std::unique_ptr<Reducer> fallback,
+    std::function<void(const Error&)> on_switch = nullptr);
 
 }  // namespace addend

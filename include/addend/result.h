@@ -24,13 +24,14 @@ enum class Errc : uint8_t {
   kIo = 8,  ///< the operating system refused
   kUnsupported = 9,   ///< refused by name: this build or backend does not do that
   kOutOfMemory = 10,  ///< an allocation failed
+  kChanged = 11,      ///< workers came or went during a step: all begin it again
 };
 
 /// The code's name as written in messages, logs and Python exceptions.
 constexpr const char* errc_name(Errc code) {
-  constexpr const char* kNames[] = {"ok",       "invalid_argument", "malformed",    "undecodable",
-                                    "capacity", "mismatch",         "timeout",      "unavailable",
-                                    "io",       "unsupported",      "out_of_memory"};
+  constexpr const char* kNames[] = {"ok",       "invalid_argument", "malformed",     "undecodable",
+                                    "capacity", "mismatch",         "timeout",       "unavailable",
+                                    "io",       "unsupported",      "out_of_memory", "changed"};
   return kNames[static_cast<uint8_t>(code)];
 }
 

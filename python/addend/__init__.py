@@ -6,6 +6,7 @@ from addend.aggregator import Aggregator, ServiceReducer
 from addend.codec import Codec
 from addend.errors import (
     Capacity,
+    Changed,
     Error,
     InvalidArgument,
     IoError,
@@ -27,6 +28,7 @@ __version__ = _version()
 __all__ = [
     "Aggregator",
     "Capacity",
+    "Changed",
     "Codec",
     "Error",
     "InvalidArgument",

@@ -106,6 +106,8 @@ class Report(ctypes.Structure):
         ("sampled_energy", c_double),
         ("sampled_error", c_double),
         ("nonfinite", c_uint64),
+        ("contributors", c_uint64),
+        ("missing", c_uint64),
     ]
 
 
@@ -126,7 +128,11 @@ class ServiceOptions(ctypes.Structure):
         ("authority", c_char_p),
         ("certificate", c_char_p),
         ("certificate_key", c_char_p),
+        ("return_timeout_ns", c_uint64),
     ]
+
+
+ReduceFunction = ctypes.CFUNCTYPE(c_int, c_void_p, POINTER(Round), c_uint64)
 
 
 _CODEC = c_void_p
@@ -149,7 +155,7 @@ _FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("codec_next_round", c_int, [_CODEC, POINTER(Round)]),
     ("codec_finish", c_int, [_CODEC, c_void_p]),
     ("codec_cancel", None, [_CODEC]),
-    ("codec_exclude", c_int, [_CODEC]),
+    ("codec_set_missing", c_int, [_CODEC, c_uint64]),
     ("codec_save_state", c_int, [_CODEC, c_void_p, c_uint64, POINTER(c_uint64)]),
     ("codec_load_state", c_int, [_CODEC, c_void_p, c_uint64]),
     ("codec_save_segment", c_int, [_CODEC, c_uint64, c_void_p, c_uint64, POINTER(c_uint64)]),
@@ -160,6 +166,8 @@ _FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("service_options_init", None, [POINTER(ServiceOptions), c_size_t]),
     ("service_create", c_int, [POINTER(ServiceOptions), POINTER(_REDUCER)]),
     ("reducer_reduce", c_int, [_REDUCER, POINTER(Round), c_uint64]),
+    ("reducer_begin_step", None, [_REDUCER]),
+    ("reducer_missing", c_uint64, [_REDUCER]),
     ("reducer_destroy", None, [_REDUCER]),
     ("mesh_create", c_int, [c_uint32, c_uint32, POINTER(c_int), c_int, POINTER(_MESH)]),
     ("mesh_destroy", None, [_MESH]),
@@ -186,6 +194,9 @@ _FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
         [POINTER(c_void_p), POINTER(c_uint64), c_uint32, c_void_p, c_void_p, POINTER(c_uint64)],
     ),
     ("rows_add", c_int, [c_int, c_uint64, c_void_p, c_uint64, c_void_p, c_void_p]),
+    ("custom_create", c_int, [c_uint32, c_uint32, ReduceFunction, c_void_p, POINTER(_REDUCER)]),
+    ("fallback_create", c_int, [_REDUCER, _REDUCER, POINTER(_REDUCER)]),
+    ("set_error", None, [c_char_p]),
 ]
 
 

@@ -9,10 +9,12 @@ import stat
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Callable
 
 from addend import _native
 from addend._native import check, library
-from addend.errors import InvalidArgument
+from addend.codec import plane_of
+from addend.errors import Error, InvalidArgument, Status
 from addend.plane import Plane
 
 KEY_BYTES = 32
@@ -24,8 +26,10 @@ class Aggregator:
     """Where the server is and who we are there.
 
     `key_file`: as `addend keygen` makes it; by default what ADDEND_KEY_FILE names. Or certificates:
-    `authority`, `certificate`, `certificate_key`, PEM files. `slots` and `payload_bytes` count for
-    the worker whose join makes the job.
+    `authority`, `certificate`, `certificate_key`, PEM files. `slots`, `payload_bytes`, `patience_s`
+    and `quorum` count for the worker whose join makes the job; all workers must name the same
+    quorum, 0 if every worker must contribute. `return_timeout_s`: how long to wait for a server
+    that is gone, before the process group does the sums instead (not with a quorum).
     """
 
     address: str  # "host:port" of the control plane
@@ -38,7 +42,9 @@ class Aggregator:
     slots: int = 512
     payload_bytes: int = 1408
     patience_s: float = 0.0
+    quorum: int = 0
     join_timeout_s: float = 60.0
+    return_timeout_s: float = 30.0
 
     def key(self) -> bytes | None:
         """The pre-shared key; None where certificates are used."""
@@ -76,6 +82,8 @@ class ServiceReducer:
         options.world, options.worker = world, worker
         options.slots, options.payload_bytes = aggregator.slots, aggregator.payload_bytes
         options.patience_ns = int(aggregator.patience_s * 1e9)
+        options.quorum = aggregator.quorum
+        options.return_timeout_ns = int(aggregator.return_timeout_s * 1e9)
         options.join_timeout_ns = int(aggregator.join_timeout_s * 1e9)
         options.aggregator = _text(aggregator.address)
         options.job, options.identity = _text(aggregator.job), _text(aggregator.identity)
@@ -85,19 +93,62 @@ class ServiceReducer:
         options.certificate_key = _text(aggregator.certificate_key)
         handle = ctypes.c_void_p()
         check(library.service_create(options, ctypes.byref(handle)))
+        self._world, self._worker = world, worker
         self._handle = handle.value
         self._round = _native.Round()
         self._finalizer = weakref.finalize(self, library.reducer_destroy, handle.value)
+        self._callback: Any = None
+        self._failure: Exception | None = None
+
+    def fall_back_on(self, reduce: Callable[[Sequence[Plane]], None]) -> None:
+        """From when the server is gone for good, `reduce` sums planes over the same workers, in
+        place: first of all those of the round in which it went. At most once, before any round."""
+
+        def function(_context: int, native: Any, _timeout_ns: int) -> int:
+            planes = native.contents.planes[: native.contents.plane_count]
+            try:
+                reduce([plane_of(plane) for plane in planes])
+            except Exception as error:  # must not pass through C
+                self._failure = error
+                library.set_error(str(error).encode())
+                return int(error.status if isinstance(error, Error) else Status.UNAVAILABLE)
+            return int(Status.OK)
+
+        self._callback = _native.ReduceFunction(function)
+        custom, both = ctypes.c_void_p(), ctypes.c_void_p()
+        check(
+            library.custom_create(
+                self._world, self._worker, self._callback, None, ctypes.byref(custom)
+            )
+        )
+        check(library.fallback_create(self._handle, custom, ctypes.byref(both)))
+        self._finalizer.detach()
+        self._handle = both.value
+        self._finalizer = weakref.finalize(self, library.reducer_destroy, both.value)
+
+    def begin_step(self) -> None:
+        """The next round is the first of a step: workers that were done without may take part."""
+        library.reducer_begin_step(self._handle)
+
+    @property
+    def missing(self) -> int:
+        """Workers that are not in the sums of this step: bit w is worker w."""
+        return int(library.reducer_missing(self._handle))
 
     def reduce(self, planes: Sequence[Plane], timeout_s: float) -> None:
-        """Sums every plane over all workers, in place; table sums into their `sums`."""
+        """Sums every plane over all workers, in place; table sums into their `sums`. Changed if
+        another set of workers is in these sums than in the step's first."""
         for first in range(0, len(planes), _native.MAX_PLANES):
             part = planes[first : first + _native.MAX_PLANES]
             self._round.plane_count = len(part)
             for slot, plane in zip(self._round.planes, part):
                 slot.op, slot.lanes, slot.data = plane.op, plane.lanes, plane.data
                 slot.table, slot.sums = plane.table or None, plane.sums or None
-            check(library.reducer_reduce(self._handle, self._round, int(timeout_s * 1e9)))
+            status = library.reducer_reduce(self._handle, self._round, int(timeout_s * 1e9))
+            if self._failure is not None:  # the fallback's own error says more
+                failure, self._failure = self._failure, None
+                raise failure
+            check(status)
 
     def close(self) -> None:
         self._finalizer()

@@ -105,9 +105,11 @@ class Codec:
         """Abandons a step; without one in progress it does nothing."""
         library.codec_cancel(self._open())
 
-    def exclude(self) -> None:
-        """Between the last round and finish: the sums do not contain this worker."""
-        check(library.codec_exclude(self._open()))
+    def set_missing(self, workers: int) -> None:
+        """Between begin and finish: the sums are without these workers (bit w is worker w). One of
+        them gets the others' sum, and with feedback keeps its gradient for the next step.
+        Unsupported for codecs that need every worker."""
+        check(library.codec_set_missing(self._open(), _unsigned("workers", workers, 64)))
 
     @property
     def fingerprint(self) -> int:
@@ -196,11 +198,11 @@ def _segments(segments: Sequence[tuple[int, int]]) -> Any:
 
 
 def round_from_native(native: _native.Round) -> Round:
-    planes = [_plane(native.planes[i]) for i in range(native.plane_count)]
+    planes = [plane_of(native.planes[i]) for i in range(native.plane_count)]
     return Round(native.last != 0, planes)
 
 
-def _plane(native: _native.Plane) -> Plane:
+def plane_of(native: _native.Plane) -> Plane:
     op, lanes = _OPS[native.op], native.lanes
     return Plane(
         op,

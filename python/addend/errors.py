@@ -25,6 +25,7 @@ class Status(enum.IntEnum):
     IO = 8
     UNSUPPORTED = 9
     OUT_OF_MEMORY = 10
+    CHANGED = 11
 
 
 class Error(Exception):
@@ -93,6 +94,12 @@ class OutOfMemory(Error, MemoryError):
     status = Status.OUT_OF_MEMORY
 
 
+class Changed(Error):
+    """Workers came or went during a step: all begin it again."""
+
+    status = Status.CHANGED
+
+
 BY_STATUS: dict[int, type[Error]] = {
     int(kind.status): kind
     for kind in (
@@ -106,5 +113,6 @@ BY_STATUS: dict[int, type[Error]] = {
         IoError,
         Unsupported,
         OutOfMemory,
+        Changed,
     )
 }

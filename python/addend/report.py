@@ -25,6 +25,8 @@ class Report(NamedTuple):
     sampled_energy: float  # of a few blocks of this worker's gradient with its residual (quant)
     sampled_error: float  # what this worker's own levels lost of it
     nonfinite: int  # elements in blocks that came back non-finite (quant)
+    contributors: int  # workers in the sum
+    missing: int  # those that are not, as far as the codec was told: bit w is worker w
 
     @property
     def ratio(self) -> float:
@@ -58,4 +60,6 @@ def from_native(native: _native.Report) -> Report:
         sampled_energy=native.sampled_energy,
         sampled_error=native.sampled_error,
         nonfinite=native.nonfinite,
+        contributors=native.contributors,
+        missing=native.missing,
     )

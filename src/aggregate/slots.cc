@@ -10,7 +10,7 @@
 
 namespace addend::aggregate {
 
-Result<Slots> Slots::create(const SlotsOptions& options) {
+Result<Slots> Slots::create(const SlotsOptions& options, std::shared_ptr<Attendance> attendance) {
   if (options.world == 0 || options.world > ADDEND_MAX_JOB_WORKERS) {
     return make_error(Errc::kInvalidArgument, "a job has 1 to 64 workers");
   }
@@ -25,6 +25,7 @@ Result<Slots> Slots::create(const SlotsOptions& options) {
     return make_error(Errc::kInvalidArgument, "a quorum is at most all workers");
   }
   Slots slots(options);
+  slots.attendance_ = attendance ? std::move(attendance) : std::make_shared<Attendance>();
   slots.everyone_ = low_mask(options.world);
   slots.stride_ = ceil_div(options.payload_bytes, 64) * 64;
   const uint64_t banks = uint64_t{options.slots} * 2;
@@ -86,7 +87,21 @@ Outcome Slots::handle(const addend_frame_header& header, const uint8_t* payload,
     return contribute(index, header, payload);
   }
   const bool follows = header.turn == bank.turn + 2 && header.turn == sibling.turn + 1;
-  if (!follows || sibling.state == State::kOpen) return refuse(ADDEND_REFUSAL_TURN);
+  if (!follows || sibling.state == State::kOpen) {
+    Outcome outcome = refuse(ADDEND_REFUSAL_TURN);
+    // Whoever was left behind gets a later result, and knows it by that.
+    const bool later = bank.state == State::kClosed && bank.turn - header.turn < 1u << 31;
+    if (options_.quorum > 0 && later) outcome.reply = result(index, Audience::kSender);
+    return outcome;
+  }
+  // An absent worker may get a result before those that are waited for, and be first in the turn
+  // behind it.
+  const bool entry = (header.flags & ADDEND_FRAME_ENTRY) != 0;
+  if (!entry && (attendance_->absent() & header.contributors) != 0) {
+    attendance_->hear(header.contributors);
+    return refuse(ADDEND_REFUSAL_LATE);
+  }
+  if (entry) attendance_->enter(header.contributors);
   open(index, header, now_ns);
   return contribute(index, header, payload);
 }
@@ -97,9 +112,15 @@ Outcome Slots::contribute(uint32_t index, const addend_frame_header& header,
   const bool known = (bank.contributors & header.contributors) != 0;
   if (bank.state == State::kClosed) {
     ++counters_.answered;
+    if (!known) attendance_->hear(header.contributors);
     Outcome outcome = known ? Outcome{} : refuse(ADDEND_REFUSAL_LATE);
     outcome.reply = result(index, Audience::kSender);
     return outcome;
+  }
+  const bool absent = (attendance_->absent() & header.contributors) != 0;
+  if (absent && !known && (bank.flags & ADDEND_FRAME_ENTRY) == 0) {
+    attendance_->hear(header.contributors);
+    return refuse(ADDEND_REFUSAL_LATE);
   }
   if (!same_shape(bank, header)) {
     Outcome outcome = refuse(ADDEND_REFUSAL_MISMATCH);
@@ -107,8 +128,12 @@ Outcome Slots::contribute(uint32_t index, const addend_frame_header& header,
     return outcome;
   }
   if (known) return refuse(ADDEND_REFUSAL_DUPLICATE);
+  if (absent) attendance_->enter(header.contributors);
   add(index, header, payload);
-  if (bank.contributors != everyone_) return {};
+  if (bank.contributors != everyone_) {
+    if (!has_all_present(bank)) return {};
+    return {ADDEND_REFUSAL_NONE, close_partial(index)};
+  }
   ++counters_.complete;
   ++counters_.last[header.worker];
   close(index);
@@ -121,7 +146,8 @@ void Slots::open(uint32_t index, const addend_frame_header& header, uint64_t now
   bank.opened_ns = now_ns;
   bank.turn = header.turn;
   bank.op = header.op;
-  bank.flags = static_cast<uint8_t>(header.flags & ~ADDEND_FRAME_KNOWN_FLAGS);
+  bank.flags =
+      static_cast<uint8_t>(header.flags & (~ADDEND_FRAME_KNOWN_FLAGS | ADDEND_FRAME_ENTRY));
   bank.length = header.length;
   bank.sum_length = static_cast<uint16_t>(
       op_sum_bytes(static_cast<Op>(header.op), addend_frame_lanes(header.op, header.length)));
@@ -170,11 +196,39 @@ void Slots::add(uint32_t index, const addend_frame_header& header, const uint8_t
 
 bool Slots::same_shape(const Bank& bank, const addend_frame_header& header) const {
   return bank.op == header.op && bank.length == header.length &&
-         bank.flags >> ADDEND_FRAME_TABLE_SHIFT == static_cast<int>(addend_frame_table(&header));
+         (bank.flags & ~ADDEND_FRAME_KNOWN_FLAGS) == (header.flags & ~ADDEND_FRAME_KNOWN_FLAGS) &&
+         (bank.flags & ADDEND_FRAME_ENTRY) == (header.flags & ADDEND_FRAME_ENTRY);
+}
+
+// Whether a turn has everybody who is waited for. Fewer than a quorum never suffice.
+bool Slots::has_all_present(const Bank& bank) const {
+  return options_.quorum > 0 && (bank.contributors | attendance_->absent()) == everyone_ &&
+         static_cast<uint32_t>(std::popcount(bank.contributors)) >= options_.quorum;
+}
+
+Reply Slots::close_partial(uint32_t index) {
+  Bank& bank = banks_[index];
+  bank.flags |= ADDEND_FRAME_PARTIAL;
+  ++counters_.partial;
+  close(index);
+  return result(index, Audience::kEveryone);
 }
 
 bool Slots::expire(uint64_t now_ns, Reply& reply) {
-  if (ended_ || next_expiry_ns() > now_ns) return false;
+  if (ended_) return false;
+  // Somebody is absent, as this thread or another one found out.
+  if (const uint64_t misses = attendance_->misses(); misses != known_misses_) {
+    for (uint32_t index = oldest_; index != kNone; index = banks_[index].later) {
+      if (!has_all_present(banks_[index])) continue;
+      reply = close_partial(index);
+      return true;
+    }
+    // What held up the workers that are left is over only now.
+    for (uint32_t index = oldest_; index != kNone; index = banks_[index].later)
+      banks_[index].opened_ns = now_ns;
+    known_misses_ = misses;
+  }
+  if (next_expiry_ns() > now_ns) return false;
   const uint32_t index = oldest_;
   Bank& bank = banks_[index];
   const auto count = static_cast<uint32_t>(std::popcount(bank.contributors));
@@ -186,10 +240,8 @@ bool Slots::expire(uint64_t now_ns, Reply& reply) {
     reply.header.turn = end_.turn = bank.turn;
     return true;
   }
-  bank.flags |= ADDEND_FRAME_PARTIAL;
-  ++counters_.partial;
-  close(index);
-  reply = result(index, Audience::kEveryone);
+  attendance_->miss(everyone_ & ~bank.contributors);
+  reply = close_partial(index);
   return true;
 }
 

@@ -8,15 +8,21 @@
 // result of the turn before that, whose bank it takes. Numbers are compared for equality with what
 // the bank stores, so a frame that is late by any number of turns is refused
 // (docs/formats/protocol.md, "Exactly once").
+//
+// A job with a quorum goes on without workers that are late: once a turn was closed without a
+// worker, no turn waits for it or takes its contribution until a step begins (a turn with the flag
+// entry) and it is heard of again (docs/decisions/0022-one-set-a-step.md).
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "addend/plane.h"
 #include "addend/result.h"
+#include "aggregate/attendance.h"
 #include "base/buffer.h"
 #include "wire/frame.h"
 
@@ -67,7 +73,9 @@ struct Counters {
 /// A range of one job's slots. One thread at a time.
 class Slots {
  public:
-  static Result<Slots> create(const SlotsOptions& options);
+  /// `attendance` is shared by all parts of a job's slots; null: this is the only one.
+  static Result<Slots> create(const SlotsOptions& options,
+                              std::shared_ptr<Attendance> attendance = nullptr);
 
   /// Makes table number `number` known. REQUIRES: number < ADDEND_MAX_JOB_TABLES. A table that
   /// turns may refer to is never changed.
@@ -78,10 +86,10 @@ class Slots {
   Outcome handle(const addend_frame_header& header, const uint8_t* payload, uint32_t bytes,
                  uint64_t now_ns);
 
-  /// Ends the turns whose patience is over, one a call: true if there is a reply to send (to
-  /// everyone), false if nothing is due.
+  /// Ends the turns whose patience is over, or that wait for absent workers only, one a call: true
+  /// if there is a reply to send (to everyone), false if nothing is due.
   bool expire(uint64_t now_ns, Reply& reply);
-  /// When expire has something to do next; ~0 if nothing is waiting.
+  /// When expire has something to do next, as far as patience goes; ~0 if nothing is waiting.
   uint64_t next_expiry_ns() const;
 
   /// Ends the epoch: from now on every contribution is answered with this notice.
@@ -100,13 +108,13 @@ class Slots {
 
   struct Bank {
     uint64_t contributors = 0;
-    uint64_t opened_ns = 0;
+    uint64_t opened_ns = 0;  // when patience began
     uint32_t turn = 0;
     uint32_t earlier = kNone, later = kNone;  // open banks in the order of their opening
     uint16_t length = 0;                      // of a contribution
     uint16_t sum_length = 0;
     uint8_t op = 0;
-    uint8_t flags = 0;  // table number, and kPartial once closed so
+    uint8_t flags = 0;  // table number, entry, and partial once closed so
     State state = State::kIdle;
   };
 
@@ -118,6 +126,8 @@ class Slots {
   void open(uint32_t index, const addend_frame_header& header, uint64_t now_ns);
   void add(uint32_t index, const addend_frame_header& header, const uint8_t* payload);
   void close(uint32_t index);
+  bool has_all_present(const Bank& bank) const;
+  Reply close_partial(uint32_t index);
   bool same_shape(const Bank& bank, const addend_frame_header& header) const;
   Reply result(uint32_t index, Audience audience) const;
   Reply notice(Audience audience) const;
@@ -133,6 +143,8 @@ class Slots {
   Buffer memory_;  // the banks' sums, then one payload's worth of scratch
   std::vector<Bank> banks_;
   uint32_t oldest_ = kNone, newest_ = kNone;
+  std::shared_ptr<Attendance> attendance_;
+  uint64_t known_misses_ = 0;  // when expire last looked for turns that wait for absent ones only
   std::array<Table, ADDEND_MAX_JOB_TABLES> tables_{};
   std::array<std::array<uint8_t, 16>, ADDEND_MAX_JOB_TABLES> narrow_tables_{};
   uint32_t known_tables_ = 0;

@@ -176,6 +176,130 @@ TEST_F(SlotsTest, AQuorumFreezesTheTurnOnceAndForAll) {
   EXPECT_EQ(sum(late), 11);
 }
 
+class QuorumTest : public SlotsTest {
+ protected:
+  void SetUp() override {
+    SlotsOptions options = job_of(3);
+    options.patience_ns = 100;
+    options.quorum = 2;
+    start(options);
+  }
+  Outcome send_entry(uint32_t worker, uint32_t turn, uint8_t value) {
+    Packet entry = packet(worker, turn, value);
+    entry.header.flags = ADDEND_FRAME_ENTRY;
+    return deliver(*slots_, entry, now_);
+  }
+  /// Turn 0, without worker 1.
+  void miss_worker_one() {
+    (void)send_entry(0, 0, 1);
+    (void)send_entry(2, 0, 10);
+    now_ = 100;
+    Reply reply;
+    ASSERT_TRUE(slots_->expire(now_, reply));
+    ASSERT_EQ(reply.header.contributors, 5u);
+  }
+};
+
+TEST_F(QuorumTest, WhoWasMissedIsNotWaitedForAgain) {
+  miss_worker_one();
+  (void)send(0, 1, 2);
+  const Outcome last = send(2, 1, 20);
+  EXPECT_EQ(last.reply.audience, Audience::kEveryone);
+  EXPECT_EQ(last.reply.header.flags, ADDEND_FRAME_PARTIAL);
+  EXPECT_EQ(last.reply.header.contributors, 5u);
+  EXPECT_EQ(sum(last), 22);
+}
+
+TEST_F(QuorumTest, WithinAStepNothingOfAMissedWorkerIsFolded) {
+  miss_worker_one();
+  // It got the result first and is ahead of the others: it may not even open the turn.
+  EXPECT_EQ(send(1, 1, 100).refusal, ADDEND_REFUSAL_LATE);
+  EXPECT_EQ(slots_->next_expiry_ns(), ~uint64_t{0});
+  (void)send(0, 1, 2);
+  const Outcome late = send(1, 1, 100);
+  EXPECT_EQ(late.refusal, ADDEND_REFUSAL_LATE);
+  EXPECT_EQ(late.reply.audience, Audience::kNobody);
+  EXPECT_EQ(sum(send(2, 1, 20)), 22);
+}
+
+TEST_F(QuorumTest, AMissedWorkerThatIsHeardOfIsWaitedForInTheNextStep) {
+  miss_worker_one();
+  EXPECT_EQ(send_entry(1, 0, 100).refusal, ADDEND_REFUSAL_LATE);
+  (void)send(0, 1, 2);
+  EXPECT_EQ(send(2, 1, 20).reply.header.contributors, 5u);
+  (void)send_entry(0, 2, 3);
+  EXPECT_EQ(send_entry(2, 2, 30).reply.audience, Audience::kNobody);
+  const Outcome all = send_entry(1, 2, 100);
+  EXPECT_EQ(all.reply.header.contributors, 7u);
+  EXPECT_EQ(all.reply.header.flags, ADDEND_FRAME_ENTRY);
+  EXPECT_EQ(sum(all), 133);
+}
+
+TEST_F(QuorumTest, AMissedWorkerMayBeTheFirstOfTheNextStep) {
+  miss_worker_one();
+  (void)send_entry(1, 1, 100);
+  (void)send_entry(0, 1, 2);
+  EXPECT_EQ(send_entry(2, 1, 20).reply.header.contributors, 7u);
+}
+
+TEST_F(QuorumTest, TurnsThatWaitForAMissedWorkerCloseWithTheOneThatMissedIt) {
+  (void)send_entry(0, 0, 1);
+  (void)send_entry(2, 0, 10);
+  now_ = 50;
+  Packet elsewhere = packet(0, 0, 2);
+  elsewhere.header.slot = 5;
+  (void)deliver(*slots_, elsewhere, now_);
+  elsewhere.header.worker = 2;
+  elsewhere.header.contributors = 4;
+  (void)deliver(*slots_, elsewhere, now_);
+  Reply reply;
+  ASSERT_TRUE(slots_->expire(100, reply));
+  EXPECT_EQ(reply.header.slot, 4);
+  ASSERT_TRUE(slots_->expire(100, reply));
+  EXPECT_EQ(reply.header.slot, 5);
+  EXPECT_EQ(reply.header.contributors, 5u);
+  EXPECT_FALSE(slots_->expire(100, reply));
+}
+
+TEST_F(QuorumTest, WhoAsksForATurnThatIsGoneIsToldSo) {
+  miss_worker_one();
+  for (uint32_t turn = 1; turn < 4; ++turn) {
+    (void)send(0, turn, 1);
+    (void)send(2, turn, 1);
+  }
+  const Outcome gone = send(1, 0, 1);
+  EXPECT_EQ(gone.refusal, ADDEND_REFUSAL_TURN);
+  EXPECT_EQ(gone.reply.audience, Audience::kSender);
+  EXPECT_EQ(gone.reply.header.turn, 2u);
+  EXPECT_EQ(send(1, 6, 1).reply.audience, Audience::kNobody);
+}
+
+TEST_F(QuorumTest, PartsOfAJobMissTheSameWorkers) {
+  const auto attendance = std::make_shared<Attendance>();
+  Slots here = *Slots::create(options_, attendance), there = *Slots::create(options_, attendance);
+  for (const uint32_t worker : {0, 2}) {
+    (void)deliver(here, packet(worker, 0, 1), 0);
+    (void)deliver(there, packet(worker, 0, 1), 60);
+  }
+  Reply reply;
+  EXPECT_FALSE(there.expire(99, reply));
+  ASSERT_TRUE(here.expire(100, reply));
+  ASSERT_TRUE(there.expire(100, reply));
+  EXPECT_EQ(reply.header.contributors, 5u);
+}
+
+TEST_F(QuorumTest, FewerThanAQuorumEndTheEpoch) {
+  miss_worker_one();
+  (void)send(0, 1, 2);
+  Reply reply;
+  // Patience begins anew when somebody was missed.
+  ASSERT_FALSE(slots_->expire(150, reply));
+  ASSERT_FALSE(slots_->expire(249, reply));
+  ASSERT_TRUE(slots_->expire(250, reply));
+  EXPECT_EQ(reply.header.kind, ADDEND_FRAME_NOTICE);
+  EXPECT_TRUE(slots_->ended());
+}
+
 TEST_F(SlotsTest, APayloadThatIsNotAlignedFoldsAlike) {
   start(job_of(2));
   std::vector<uint8_t> buffer(64 + 1, 7);
@@ -200,7 +324,7 @@ TEST_F(SlotsTest, EveryWrongFieldIsRefusedUnderItsOwnReasonAndChangesNothing) {
       {"version", ADDEND_REFUSAL_MAGIC, [](Packet& p) { p.header.version = 2; }},
       {"kind", ADDEND_REFUSAL_KIND, [](Packet& p) { p.header.kind = ADDEND_FRAME_RESULT; }},
       {"big endian", ADDEND_REFUSAL_KIND, [](Packet& p) { p.header.flags = 1; }},
-      {"unknown flag", ADDEND_REFUSAL_KIND, [](Packet& p) { p.header.flags = 8; }},
+      {"partial", ADDEND_REFUSAL_KIND, [](Packet& p) { p.header.flags = ADDEND_FRAME_PARTIAL; }},
       {"table without table sum", ADDEND_REFUSAL_OP, [](Packet& p) { p.header.flags = 16; }},
       {"op", ADDEND_REFUSAL_OP, [](Packet& p) { p.header.op = ADDEND_OP_COUNT; }},
       {"op not allowed", ADDEND_REFUSAL_OP, [](Packet& p) { p.header.op = ADDEND_OP_SUM_F32; }},

@@ -67,7 +67,7 @@ class CustomReducer final : public addend::Reducer {
     const addend_status status =
         reduce_(context_, &planes, left_ns > 0 ? static_cast<uint64_t>(left_ns) : 0);
     if (status == ADDEND_OK) return {};
-    const bool known = status > ADDEND_OK && status <= ADDEND_OUT_OF_MEMORY;
+    const bool known = status > ADDEND_OK && status <= ADDEND_CHANGED;
     return addend::make_error(known ? static_cast<Errc>(status) : Errc::kUnavailable, t_last_error);
   }
 
@@ -84,7 +84,7 @@ extern "C" {
 uint32_t addend_abi_version(void) { return ADDEND_ABI_VERSION; }
 const char* addend_version(void) { return ADDEND_VERSION; }
 const char* addend_status_name(addend_status status) {
-  if (status < ADDEND_OK || status > ADDEND_OUT_OF_MEMORY) return "unknown";
+  if (status < ADDEND_OK || status > ADDEND_CHANGED) return "unknown";
   return addend::errc_name(static_cast<Errc>(status));
 }
 const char* addend_last_error(void) { return t_last_error.c_str(); }
@@ -185,9 +185,9 @@ void addend_codec_cancel(addend_codec* codec) {
   if (codec != nullptr) codec->codec->cancel();
 }
 
-addend_status addend_codec_exclude(addend_codec* codec) {
-  if (codec == nullptr) return invalid("addend_codec_exclude: null codec");
-  return guarded([&] { return to_status(codec->codec->exclude()); });
+addend_status addend_codec_set_missing(addend_codec* codec, uint64_t workers) {
+  if (codec == nullptr) return invalid("addend_codec_set_missing: null codec");
+  return guarded([&] { return to_status(codec->codec->set_missing(workers)); });
 }
 
 addend_status addend_codec_save_state(const addend_codec* codec, void* state, uint64_t capacity,
@@ -287,6 +287,9 @@ addend_status addend_service_create(const addend_service_options* options,
       return invalid("addend_service_create: null argument, or options that were not initialised");
     }
     *reducer = nullptr;
+    const auto milliseconds = [](uint64_t ns) {
+      return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::nanoseconds(ns));
+    };
     const auto text = [](const char* value, const char* fallback) {
       return std::string(value != nullptr ? value : fallback);
     };
@@ -305,11 +308,32 @@ addend_status addend_service_create(const addend_service_options* options,
     cpp.payload_bytes = options->payload_bytes;
     cpp.quorum = options->quorum;
     cpp.patience = std::chrono::nanoseconds(options->patience_ns);
-    cpp.join_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(
-        std::chrono::nanoseconds(options->join_timeout_ns));
+    cpp.join_timeout = milliseconds(options->join_timeout_ns);
+    cpp.return_timeout = milliseconds(options->return_timeout_ns);
     auto made = addend::create_service_reducer(cpp);
     if (!made) return fail(made.error());
     *reducer = new addend_reducer{std::move(*made)};
+    return ADDEND_OK;
+  });
+}
+
+addend_status addend_fallback_create(addend_reducer* primary, addend_reducer* fallback,
+                                     addend_reducer** reducer) {
+  return guarded([&] {
+    if (primary == nullptr || fallback == nullptr || reducer == nullptr || primary == fallback)
+      return invalid("addend_fallback_create: null argument, or a reducer twice");
+    *reducer = nullptr;
+    const addend::Reducer &one = *primary->reducer, &other = *fallback->reducer;
+    if (one.world() != other.world() || one.worker() != other.worker())
+      return invalid("addend_fallback_create: not the same worker in both groups");
+    auto handle = std::make_unique<addend_reducer>();
+    auto made =
+        addend::create_fallback_reducer(std::move(primary->reducer), std::move(fallback->reducer));
+    if (!made) return fail(made.error());
+    handle->reducer = std::move(*made);
+    delete primary;
+    delete fallback;
+    *reducer = handle.release();
     return ADDEND_OK;
   });
 }
@@ -338,6 +362,12 @@ addend_status addend_reducer_reduce(addend_reducer* reducer, addend_round* round
         std::min<uint64_t>(timeout_ns, std::chrono::nanoseconds(std::chrono::hours(24)).count()));
     return to_status(reducer->reducer->reduce(*planes, std::chrono::steady_clock::now() + limit));
   });
+}
+void addend_reducer_begin_step(addend_reducer* reducer) {
+  if (reducer != nullptr) reducer->reducer->begin_step();
+}
+uint64_t addend_reducer_missing(const addend_reducer* reducer) {
+  return reducer == nullptr ? 0 : reducer->reducer->missing();
 }
 uint32_t addend_reducer_world(const addend_reducer* reducer) {
   return reducer == nullptr ? 0 : reducer->reducer->world();

@@ -39,7 +39,7 @@ void run_step(addend_codec* codec, std::vector<float>& gradient) {
 }
 
 TEST(CApi, EveryStatusHasANameAndErrorsAMessage) {
-  for (int code = ADDEND_OK; code <= ADDEND_OUT_OF_MEMORY; ++code) {
+  for (int code = ADDEND_OK; code <= ADDEND_CHANGED; ++code) {
     EXPECT_STRNE(addend_status_name(static_cast<addend_status>(code)), "unknown");
   }
   EXPECT_STREQ(addend_status_name(static_cast<addend_status>(15)), "unknown");
@@ -180,8 +180,9 @@ TEST(CApi, AStepReportsWhatItDid) {
   EXPECT_EQ(report.rounds, 2u);
   EXPECT_EQ(report.wire_bytes, report.round_bytes[0] + report.round_bytes[1]);
   EXPECT_EQ(report.sampled_energy, 0);
-  EXPECT_EQ(addend_codec_exclude(codec), ADDEND_INVALID_ARGUMENT)
-      << "only between the rounds and finish";
+  EXPECT_EQ(report.contributors, 1u);
+  EXPECT_EQ(report.missing, 0u);
+  EXPECT_EQ(addend_codec_set_missing(codec, 1), ADDEND_INVALID_ARGUMENT) << "only within a step";
   addend_codec_destroy(codec);
 }
 
@@ -329,6 +330,30 @@ TEST(CApi, ARoundIsReducedByHand) {
   round.planes[0] = {ADDEND_OP_TABLE_SUM_U8, 1, &round, nullptr, nullptr};
   EXPECT_EQ(addend_reducer_reduce(reducers[0], &round, 1), ADDEND_INVALID_ARGUMENT);
   for (addend_reducer* reducer : reducers)
+    addend_reducer_destroy(reducer);
+}
+
+TEST(CApi, AFallbackTakesOverWhenTheFirstReducerIsGone) {
+  const auto gone = [](void*, addend_round*, uint64_t) { return ADDEND_UNAVAILABLE; };
+  addend_reducer *primary = nullptr, *other = nullptr, *both = nullptr;
+  addend_reducer* group[2] = {nullptr, nullptr};
+  ASSERT_EQ(addend_custom_create(1, 0, gone, nullptr, &primary), ADDEND_OK);
+  ASSERT_EQ(addend_local_create(2, group), ADDEND_OK);
+  ASSERT_EQ(addend_local_create(1, &other), ADDEND_OK);
+  EXPECT_EQ(addend_fallback_create(primary, nullptr, &both), ADDEND_INVALID_ARGUMENT);
+  EXPECT_EQ(addend_fallback_create(primary, primary, &both), ADDEND_INVALID_ARGUMENT);
+  EXPECT_EQ(addend_fallback_create(primary, group[0], &both), ADDEND_INVALID_ARGUMENT);
+  ASSERT_EQ(addend_fallback_create(primary, other, &both), ADDEND_OK) << addend_last_error();
+  float lanes[3] = {1, 2, 3};
+  addend_round round{};
+  round.plane_count = 1;
+  round.planes[0] = {ADDEND_OP_SUM_F32, 3, lanes, nullptr, nullptr};
+  addend_reducer_begin_step(both);
+  EXPECT_EQ(addend_reducer_reduce(both, &round, 1'000'000'000), ADDEND_OK) << addend_last_error();
+  EXPECT_EQ(lanes[2], 3.0f);
+  EXPECT_EQ(addend_reducer_missing(both), 0u);
+  addend_reducer_destroy(both);
+  for (addend_reducer* reducer : group)
     addend_reducer_destroy(reducer);
 }
 

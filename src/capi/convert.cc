@@ -127,6 +127,8 @@ Status to_c(const Report& report, addend_report* out) {
   full.sampled_energy = report.sampled_energy;
   full.sampled_error = report.sampled_error;
   full.nonfinite = report.nonfinite;
+  full.contributors = report.contributors;
+  full.missing = report.missing;
   std::memcpy(out, &full, std::min<std::size_t>(out->size, sizeof(full)));
   return {};
 }

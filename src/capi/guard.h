@@ -13,7 +13,7 @@
 
 namespace addend::capi {
 
-static_assert(static_cast<int>(Errc::kOutOfMemory) == ADDEND_OUT_OF_MEMORY);
+static_assert(static_cast<int>(Errc::kChanged) == ADDEND_CHANGED);
 
 inline thread_local std::string t_last_error;
 

@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "base/simd.h"
-#include "codec/element.h"
+#include "wire/element.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "codec/multiply.cc"

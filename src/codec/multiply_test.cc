@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "addend/simd.h"
-#include "codec/element.h"
+#include "wire/element.h"
 #include "wire/hash.h"
 
 namespace addend {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <string>
 
@@ -52,9 +53,17 @@ class SteppedCodec : public Codec {
 
   void cancel() final { state_ = State::kIdle; }
 
-  Status exclude() final {
-    if (state_ != State::kDecode) return out_of_order("exclude");
-    return do_exclude();
+  Status set_missing(uint64_t workers) final {
+    if (state_ == State::kIdle) return out_of_order("set_missing");
+    if (workers == 0) return {};
+    const auto missing = static_cast<uint32_t>(std::popcount(workers));
+    if (missing >= layout_.world || std::bit_width(workers) > layout_.world) {
+      return make_error(Errc::kInvalidArgument, "set_missing: not some of this layout's workers");
+    }
+    ADDEND_TRY(do_set_missing(workers));
+    draft_.contributors = layout_.world - missing;
+    draft_.missing = workers;
+    return {};
   }
   Result<std::vector<uint8_t>> save_state() const final {
     if (state_ != State::kIdle) return out_of_order("save_state");
@@ -93,8 +102,11 @@ class SteppedCodec : public Codec {
   /// only when it succeeds.
   virtual Status do_finish(void* gradient) = 0;
 
-  virtual Status do_exclude() {
-    return make_error(Errc::kUnsupported, "this codec's sum is only right with every worker in it");
+  virtual Status do_set_missing(uint64_t workers) {
+    return make_error(
+        Errc::kUnsupported,
+        "worker " + std::to_string(std::countr_zero(workers)) +
+            " is missing, and this codec's sum is only right with every worker in it");
   }
   virtual Result<std::vector<uint8_t>> do_save_state() const { return std::vector<uint8_t>(); }
   virtual Status do_load_state(std::span<const uint8_t> state) {
@@ -123,6 +135,7 @@ class SteppedCodec : public Codec {
       return make_error(Errc::kInvalidArgument, std::string(call) + ": the gradient is null");
     }
     draft_ = Report{};
+    draft_.contributors = layout_.world;
     draft_.dense_bytes = layout_.count * dtype_bytes(layout_.dtype);
     lent_ = lent;
     ADDEND_TRY(do_begin(gradient));

@@ -14,6 +14,7 @@
 #include <xxhash.h>
 
 #include "addend/file.h"
+#include "base/assert.h"
 #include "file/io.h"
 #include "file/shape.h"
 #include "wire/add_file.h"
@@ -162,7 +163,7 @@ class Encoding {
       const uint64_t bytes = op_bytes(plane.op, plane.lanes);
       file_bytes += bytes + padding(bytes);
     }
-    head_.reserve(head_bytes);
+    head_.resize(head_bytes);
     write_head(file, file_bytes);
     parts_.emplace_back(head_);
     for (const Plane& plane : file.planes) {
@@ -180,8 +181,9 @@ class Encoding {
 
  private:
   void append(const void* data, std::size_t bytes) {
-    const auto* first = static_cast<const uint8_t*>(data);
-    head_.insert(head_.end(), first, first + bytes);
+    ADDEND_ASSERT(bytes <= head_.size() - written_);
+    if (bytes > 0) std::memcpy(head_.data() + written_, data, bytes);
+    written_ += bytes;
   }
 
   void write_head(const AddFile& file, uint64_t file_bytes) {
@@ -202,6 +204,7 @@ class Encoding {
     }
     append(file.plan.data(), file.plan.size());
     append(kZeros.data(), padding(file.plan.size()));
+    ADDEND_ASSERT(written_ == head_.size());
   }
 
   void append_checksum() {
@@ -215,6 +218,7 @@ class Encoding {
   }
 
   std::vector<uint8_t> head_;
+  std::size_t written_ = 0;  // of the head
   std::array<uint8_t, ADDEND_ADD_FILE_CHECKSUM_BYTES> checksum_{};
   std::vector<Bytes> parts_;
 };

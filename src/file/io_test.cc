@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "file/io.h"
 
+#include <algorithm>
 #include <array>
 #include <csignal>
 #include <filesystem>
@@ -49,8 +50,8 @@ TEST(Io, ReadsBackTheConcatenationOfTheParts) {
   ASSERT_TRUE(write_atomically(scratch / "x", parts));
   auto read = read_whole(scratch / "x");
   ASSERT_TRUE(read);
-  Bytes expected = first;
-  expected.insert(expected.end(), last.begin(), last.end());
+  Bytes expected(first.size() + last.size());
+  std::copy(last.begin(), last.end(), std::copy(first.begin(), first.end(), expected.begin()));
   EXPECT_EQ(*read, expected);
   EXPECT_EQ(scratch.names().size(), 1u);
 }

@@ -139,8 +139,20 @@ class ThreadedPipeline final : public Pipeline {
     return decode_failure_;
   }
 
+  // Workers that come or go during a step make all of them begin it again; each of them can go
+  // only once in a step.
   void reduce_rounds(Bucket& bucket) {
     const Deadline deadline = std::chrono::steady_clock::now() + options_.deadline;
+    while (!try_rounds(bucket, deadline)) {
+      bucket.codec->cancel();
+      bucket.begun = false;
+      bucket.has_round = false;
+      encode(bucket);
+    }
+  }
+
+  // False if the step must begin again.
+  bool try_rounds(Bucket& bucket, Deadline deadline) {
     // The first message of a bucket. A worker that cannot go on says so here, so that the others do
     // not wait for it.
     const std::array<Reducer::Claim, 3> claims = {{
@@ -148,20 +160,18 @@ class ThreadedPipeline final : public Pipeline {
         {"the order of submission", bucket.ticket},
         {"the plan or layout", bucket.codec->fingerprint()},
     }};
-    const Status agreed = reducer_.agree(claims, deadline);
-    if (!bucket.status) return;
-    if (!agreed) {
-      bucket.status = named(bucket, agreed.error());
-      return;
-    }
-    while (bucket.has_round) {
-      if (const Status reduced = reducer_.reduce(bucket.round, deadline); !reduced) {
-        bucket.status = named(bucket, reduced.error());
-        return;
-      }
+    Status status = reducer_.agree(claims, deadline);
+    if (!bucket.status) return true;
+    if (status) status = bucket.codec->set_missing(reducer_.missing());
+    while (status && bucket.has_round) {
+      status = reducer_.reduce(bucket.round, deadline);
+      if (!status) break;
       next(bucket);
-      if (!bucket.status) return;
+      if (!bucket.status) return true;
     }
+    if (!status && status.error().code == Errc::kChanged) return false;
+    if (!status) bucket.status = named(bucket, status.error());
+    return true;
   }
 
   static Error named(const Bucket& bucket, const Error& error) {

@@ -2,6 +2,7 @@
 #include "addend/pipeline.h"
 
 #include <atomic>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -175,6 +176,116 @@ TEST(Pipeline, RefusesACodecInFlightAWrongWorldAndAnUnknownTicket) {
       create_pipeline(*(*create_local_group(1))->reducer(0), {0, std::chrono::seconds(1)}));
 }
 
+// A group that goes on without a worker, as a service with a quorum does: its planes count for
+// nothing (0 is neutral for every operation that has no table), but it gets the sums.
+class PartialReducer final : public Reducer {
+ public:
+  explicit PartialReducer(Reducer& all) : all_(all) {}
+  uint32_t world() const override { return all_.world(); }
+  uint32_t worker() const override { return all_.worker(); }
+  void begin_step() override {
+    ++steps_;
+    rounds_ = 0;
+  }
+  uint64_t missing() const override { return missing_; }
+
+  Status reduce(Round& round, Deadline deadline) override {
+    if ((missing_ >> worker() & 1) != 0) {
+      for (Plane& plane : round)
+        std::memset(plane.data, 0, op_bytes(plane.op, plane.lanes));
+    }
+    ADDEND_TRY(all_.reduce(round, deadline));
+    if (++rounds_ == goes_in_round_ && missing_ == 0) {
+      missing_ = who_goes_;
+      return make_error(Errc::kChanged, "somebody went");
+    }
+    return {};
+  }
+
+  /// These workers are missing now.
+  void miss(uint64_t workers) { missing_ = workers; }
+  /// They go in a round of the next step (1: agree).
+  void miss_in_round(uint32_t round, uint64_t workers) {
+    goes_in_round_ = round;
+    who_goes_ = workers;
+  }
+  uint32_t steps() const { return steps_; }
+
+ private:
+  Reducer& all_;
+  uint64_t missing_ = 0, who_goes_ = 0;
+  uint32_t steps_ = 0, rounds_ = 0, goes_in_round_ = 0;
+};
+
+Status step(Pipeline& pipeline, Codec& codec, std::vector<float>& gradient) {
+  const auto ticket = pipeline.submit(codec, gradient.data());
+  return ticket ? pipeline.wait(*ticket) : Status(ticket.error());
+}
+
+TEST(Pipeline, AMissingWorkersGradientComesWithItsNextOne) {
+  constexpr uint64_t kCount = 2048;
+  spawn_workers(3, {}, [&](uint32_t w, Reducer& reducer) {
+    PartialReducer partial(reducer);
+    auto pipeline = create_pipeline(partial);
+    const auto codec = make_codec("quant:bits=8,feedback=float", kCount, 3, 0, w);
+    const auto value = static_cast<float>(w + 1);
+    std::vector<float> gradient(kCount, value);
+    partial.miss(4);
+    ASSERT_TRUE(step(**pipeline, *codec, gradient));
+    EXPECT_EQ(codec->report().missing, 4u);
+    EXPECT_EQ(codec->report().contributors, 2u);
+    EXPECT_NEAR(gradient[7], 1.5 * (1 + 2), 0.5) << "three times the mean of the two that came";
+    double total = static_cast<double>(gradient[7]) * 2 / 3;
+    partial.miss(0);
+    for (int later = 0; later < 6; ++later) {
+      gradient.assign(kCount, 0.0f);
+      ASSERT_TRUE(step(**pipeline, *codec, gradient));
+      EXPECT_EQ(codec->report().missing, 0u);
+      total += static_cast<double>(gradient[7]);
+    }
+    EXPECT_NEAR(total, 1 + 2 + 3, 0.01);
+  });
+}
+
+TEST(Pipeline, AStepInWhichAWorkerGoesBeginsAgainWithoutIt) {
+  constexpr uint64_t kCount = 2048;
+  for (const uint32_t round : {1, 2, 3}) {
+    spawn_workers(3, {}, [&](uint32_t w, Reducer& reducer) {
+      PartialReducer partial(reducer);
+      auto pipeline = create_pipeline(partial);
+      const auto codec = make_codec("quant:bits=8", kCount, 3, 0, w);
+      std::vector<float> gradient(kCount, static_cast<float>(w + 1));
+      partial.miss_in_round(round, 1);
+      const Status status = step(**pipeline, *codec, gradient);
+      ASSERT_TRUE(status) << status.error().message;
+      EXPECT_EQ(partial.steps(), 2u);
+      EXPECT_EQ(codec->report().missing, 1u);
+      EXPECT_NEAR(gradient[7], 1.5 * (2 + 3), 0.5);
+    });
+  }
+}
+
+TEST(Pipeline, CodecsThatNeedEveryWorkerSaySoAndLoseNothing) {
+  for (const char* spec : {"dense", "exact", "exact:values=reproducible"}) {
+    spawn_workers(3, {}, [&](uint32_t w, Reducer& reducer) {
+      PartialReducer partial(reducer);
+      const auto codec = make_codec(spec, 100, 3, 0, w);
+      const std::vector<float> before = gradient_of(w, 0, 100);
+      std::vector<float> gradient = before;
+      partial.miss(2);
+      const Status status = step(**create_pipeline(partial), *codec, gradient);
+      ASSERT_FALSE(status) << spec;
+      EXPECT_EQ(status.error().code, Errc::kUnsupported);
+      EXPECT_NE(status.error().message.find("worker 1 is missing"), std::string::npos);
+      EXPECT_EQ(gradient, before);
+      // The group goes on, and so does the codec once everybody is there.
+      partial.miss(0);
+      ASSERT_TRUE(step(**create_pipeline(partial), *codec, gradient));
+      EXPECT_EQ(gradient, sum_of(3, 0, 100));
+    });
+  }
+}
+
 TEST(Pipeline, ClosesWithBucketsInFlight) {
   spawn_workers(2, {}, [&](uint32_t w, Reducer& reducer) {
     std::vector<float> gradient(1000, static_cast<float>(w));
@@ -184,6 +295,82 @@ TEST(Pipeline, ClosesWithBucketsInFlight) {
     pipeline->reset();
     EXPECT_EQ(gradient[0], 1.0f) << "submitted buckets are finished before the pipeline goes";
   });
+}
+
+TEST(Pieces, CoverTheGradientInOrderAndNameTheirBuckets) {
+  for (const DType dtype : {DType::kF32, DType::kBf16}) {
+    for (const uint64_t count : {uint64_t{0}, uint64_t{1}, uint64_t{4095}, uint64_t{8192},
+                                 uint64_t{8193}, uint64_t{1000003}}) {
+      Layout layout;
+      layout.dtype = dtype;
+      layout.count = count;
+      layout.world = 3;
+      layout.worker = 2;
+      layout.bucket = 7;
+      layout.seed = 5;
+      layout.scale = 0.25;
+      const auto pieces = cut_into_pieces(layout, 40000);
+      ASSERT_TRUE(pieces);
+      uint64_t covered = 0;
+      for (std::size_t p = 0; p < pieces->size(); ++p) {
+        const Layout& piece = (*pieces)[p];
+        EXPECT_EQ(covered % 4096, 0u) << "pieces begin where blocks do";
+        EXPECT_EQ(piece.bucket, 7 + p);
+        EXPECT_LE(piece.count * dtype_bytes(dtype), 40000u);
+        EXPECT_TRUE(piece.count > 0 || count == 0);
+        EXPECT_EQ(piece.world, 3u);
+        EXPECT_EQ(piece.worker, 2u);
+        EXPECT_EQ(piece.seed, 5u);
+        EXPECT_EQ(piece.scale, 0.25);
+        covered += piece.count;
+      }
+      EXPECT_EQ(covered, count);
+    }
+  }
+  EXPECT_EQ(cut_into_pieces({})->size(), 1u);
+}
+
+TEST(Pieces, SumAsTheWholeGradientDoes) {
+  constexpr uint32_t kWorld = 3;
+  constexpr uint64_t kCount = 30001;
+  for (const char* spec : {"exact", "dense", "exact:mode=two-level"}) {
+    spawn_workers(kWorld, {FoldOrder::kPermuted, 2}, [&](uint32_t w, Reducer& reducer) {
+      Layout layout;
+      layout.worker = w;
+      layout.count = kCount;
+      layout.world = kWorld;
+      const auto pieces = cut_into_pieces(layout, 16 << 10);
+      ASSERT_TRUE(pieces);
+      ASSERT_EQ(pieces->size(), 8u);
+      std::vector<std::unique_ptr<Codec>> codecs;
+      for (const Layout& piece : *pieces)
+        codecs.push_back(std::move(*create_codec(*CodecSpec::parse(spec), piece)));
+      auto pipeline = create_pipeline(reducer);
+      for (int step = 0; step < 3; ++step) {
+        std::vector<float> gradient = gradient_of(w, 1, kCount);
+        std::vector<Ticket> tickets;
+        float* at = gradient.data();
+        for (const auto& codec : codecs) {
+          const auto ticket = (*pipeline)->submit(*codec, at);
+          ASSERT_TRUE(ticket);
+          tickets.push_back(*ticket);
+          at += codec->layout().count;
+        }
+        for (const Ticket ticket : tickets)
+          ASSERT_TRUE((*pipeline)->wait(ticket));
+        ASSERT_EQ(gradient, sum_of(kWorld, 1, kCount)) << spec << " step " << step;
+      }
+    });
+  }
+}
+
+TEST(Pieces, RefuseSegmentsAndPiecesThatAreAllLatency) {
+  Layout layout;
+  layout.count = 10;
+  EXPECT_EQ(cut_into_pieces(layout, 16383).error().code, Errc::kInvalidArgument);
+  EXPECT_TRUE(cut_into_pieces(layout, 16384));
+  layout.segments = {{1, 4}, {2, 6}};
+  EXPECT_EQ(cut_into_pieces(layout).error().code, Errc::kInvalidArgument);
 }
 
 }  // namespace

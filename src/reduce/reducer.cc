@@ -34,12 +34,14 @@ Status Reducer::agree(std::span<const Claim> claims, Deadline deadline) {
   }
   Round round;
   round.add({Op::kMaxU32, lanes.size(), lanes.data(), nullptr, nullptr});
+  begin_step();
   ADDEND_TRY(reduce(round, deadline));
   for (std::size_t i = 0; i < claims.size(); ++i) {
     const uint32_t* lane = lanes.data() + i * kLanesPerClaim;
     // The largest value equals the smallest (the complement of the largest complement) iff all are
-    // equal.
-    if (lane[0] == ~lane[1] && lane[2] == ~lane[3]) continue;
+    // equal; whether ours is, too, does not follow if we are missing.
+    const bool all_equal = lane[0] == ~lane[1] && lane[2] == ~lane[3];
+    if (all_equal && (uint64_t{lane[2]} << 32 | lane[0]) == claims[i].value) continue;
     return make_error(Errc::kMismatch, std::string("workers differ in ") + claims[i].what +
                                            "; worker " + std::to_string(worker()) + " of " +
                                            std::to_string(world()) + " has " +

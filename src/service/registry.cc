@@ -178,7 +178,10 @@ Result<Registry::Job*> Registry::job_to_join(const std::string& identity,
   const Key key{tenant->name, name};
   if (jobs_.count(key) == 0) {
     if (identity != tenant->name) return make_error(Errc::kUnavailable, "no job named " + name);
-    ADDEND_TRY(create(identity, join.job));
+    // Workers take floats where they may; where not, they send integers.
+    addend_control_job wanted = join.job;
+    if (!tenant->floats) wanted.flags &= ~ADDEND_CONTROL_FLOATS;
+    ADDEND_TRY(create(identity, wanted));
     jobs_.at(key).transient = true;
   }
   Job& job = jobs_.at(key);
@@ -255,12 +258,13 @@ Result<std::shared_ptr<JobEpoch>> Registry::make_epoch(const Job& job,
 Result<std::vector<aggregate::Slots>> Registry::make_parts(
     const aggregate::SlotsOptions& job) const {
   std::vector<aggregate::Slots> parts;
+  const auto attendance = std::make_shared<aggregate::Attendance>();
   const uint32_t threads = std::min(planes_.threads(), job.slots);
   for (uint32_t t = 0; t < threads; ++t) {
     aggregate::SlotsOptions part = job;
     part.first_slot = (t * job.slots + threads - 1) / threads;
     part.slots = ((t + 1) * job.slots + threads - 1) / threads - part.first_slot;
-    auto slots = aggregate::Slots::create(part);
+    auto slots = aggregate::Slots::create(part, attendance);
     if (!slots) return slots.error();
     parts.push_back(*std::move(slots));
   }

@@ -219,6 +219,20 @@ TEST_F(RegistryTest, TenantsHaveLimits) {
   EXPECT_EQ(create("nobody", "x", 1, 0), "unavailable");
 }
 
+TEST_F(RegistryTest, WorkersWhoseTenantForbidsFloatsMakeAJobOfIntegers) {
+  constexpr uint32_t kFloats =
+      1u << ADDEND_OP_SUM_F32 | 1u << ADDEND_OP_SUM_BF16 | 1u << ADDEND_OP_SUM_F16;
+  const auto ops = [&](const char* tenant, ConnectionId from) {
+    addend_control_join join = message("solo", 0, 1);
+    join.job.flags = ADDEND_CONTROL_FLOATS;
+    EXPECT_TRUE(registry_.join(from, tenant, peer_, join, {}));
+    return planes_.last->slots.ops;
+  };
+  EXPECT_EQ(ops("one", 10) & kFloats, kFloats);
+  EXPECT_EQ(ops("two", 11) & kFloats, 0u);
+  EXPECT_EQ(ops("two", 11) | kFloats, ops("one", 10));
+}
+
 TEST_F(RegistryTest, AJobsOwnKeyOpensThatJobOnly) {
   addend_control_job job = message("ring", 0).job;
   job.flags = ADDEND_CONTROL_OWN_KEY;

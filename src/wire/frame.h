@@ -60,7 +60,8 @@ typedef enum addend_frame_kind {
 #define ADDEND_FRAME_BIG_ENDIAN 1u /* lanes are in network byte order */
 #define ADDEND_FRAME_PARTIAL 2u    /* result: closed at a quorum, without some workers */
 #define ADDEND_FRAME_RESENT 4u     /* contribution: not the first try */
-#define ADDEND_FRAME_KNOWN_FLAGS 7u
+#define ADDEND_FRAME_ENTRY 8u      /* a step begins here: absent workers may come back */
+#define ADDEND_FRAME_KNOWN_FLAGS 15u
 #define ADDEND_FRAME_TABLE_SHIFT 4 /* table sums: number of the job's table */
 
 /* Why an epoch ended. */
@@ -88,7 +89,7 @@ typedef enum addend_refusal {
   ADDEND_REFUSAL_RATE = 13,        /* over the packet rate that was granted */
   ADDEND_REFUSAL_TURN = 14,        /* neither in progress, nor kept, nor the next */
   ADDEND_REFUSAL_DUPLICATE = 15,   /* folded before; the turn is still in progress */
-  ADDEND_REFUSAL_LATE = 16,        /* the turn was closed at a quorum without this worker */
+  ADDEND_REFUSAL_LATE = 16,        /* a turn goes, or was closed at a quorum, without this worker */
   ADDEND_REFUSAL_MISMATCH = 17,    /* differs in shape from what others contributed */
   ADDEND_REFUSAL_ENDED = 18        /* the epoch is over */
 } addend_refusal;
@@ -150,7 +151,7 @@ static inline addend_refusal addend_contribution_check(const addend_frame_header
     return ADDEND_REFUSAL_MAGIC;
   /* Only planes that speak big endian may take such lanes; this check serves those that do not. */
   if (header->kind != ADDEND_FRAME_CONTRIBUTION ||
-      (header->flags & 0xFu & ~ADDEND_FRAME_RESENT) != 0)
+      (header->flags & 0xFu & ~(ADDEND_FRAME_RESENT | ADDEND_FRAME_ENTRY)) != 0)
     return ADDEND_REFUSAL_KIND;
   if (header->op >= ADDEND_OP_COUNT) return ADDEND_REFUSAL_OP;
   if (!addend_op_is_table(header->op) && addend_frame_table(header) != 0) return ADDEND_REFUSAL_OP;

@@ -75,6 +75,14 @@ class PerfTest(AddendTest):
             self.assertLess(row["nmse"], 0.03 if row["codec"] in LOSSY else 2**-14, row)
         return found
 
+    def test_pieces_are_right_and_their_bytes_are_counted_together(self):
+        size = ("-b", "1M", "-e", "1M", "--workers", 2)
+        whole = self.sweep(*size)
+        for row, cut in zip(whole, self.sweep(*size, "--piece", "200K"), strict=True):
+            if row["codec"] in ("dense", "exact:mode=packed"):
+                self.assertEqual(cut["wire_bytes"], row["wire_bytes"], cut)
+        self.assert_refused(addend("perf", *size, "--piece", "16383"), "piece", 1)
+
     def test_every_codec_is_right_over_a_sweep(self):
         rows = self.sweep("-b", "4K", "-e", "1M", "-f", 16, "--workers", 3)
         self.assertEqual([r["bytes"] for r in rows], [size for size in (4096, 65536, 1 << 20) for _ in CODECS])

@@ -16,6 +16,8 @@ import unittest
 import urllib.request
 from pathlib import Path
 
+from network import wait_until
+
 ADDEND = sys.argv.pop(1) if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else "addend"
 
 
@@ -31,10 +33,10 @@ class ServiceTest(unittest.TestCase):
         self.key = self.folder / "lab.key"
         self.assertEqual(addend("keygen", self.key).returncode, 0)
 
-    def serve(self, extra: str = "", server: str = "") -> None:
+    def serve(self, extra: str = "", server: str = "", tenant: str = "") -> None:
         config = self.folder / "serve.toml"
         config.write_text('[server]\naddress = "127.0.0.1"\ncontrol_port = 0\ndata_port = 0\ndrain_s = 0.2\n' + server + "\n"
-                          f"[http]\nport = 0\n{extra}\n[[tenant]]\nname = \"lab\"\nkey_file = \"{self.key}\"\n")
+                          f"[http]\nport = 0\n{extra}\n[[tenant]]\nname = \"lab\"\nkey_file = \"{self.key}\"\n{tenant}\n")
         self.server = subprocess.Popen([ADDEND, "serve", "--config", str(config)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                        text=True)
         self.addCleanup(self.stop)
@@ -78,6 +80,44 @@ class ServiceTest(unittest.TestCase):
                       "-c", "exact", "-c", "quant:carrier=indices")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertTrue(all(row["wrong"] == 0 for row in json.loads(done.stdout)["results"]))
+
+    def goes_on_without_the_server(self, *words: object, fallback: str) -> None:
+        """Kills the server in the middle of a run and does not start it again: every sum must still be right."""
+        self.serve()
+        command = [*words, ADDEND, "perf", "--reducer", "service", "--fallback", fallback, "--return", 0.5, *self.access(), "-b", "1M",
+                   "-e", "1M", "-n", 60, "-c", "dense", "-c", "exact:values=reproducible", "--values", "integers", "--json"]
+        workers = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(workers.kill)
+        wait_until(lambda: sum(job["turns"] for job in json.loads(self.get("/status.json"))["jobs"]) > 2000, "turns at the server")
+        self.server.kill()
+        out, err = workers.communicate(timeout=240)
+        self.assertEqual(workers.returncode, 0, out + err)
+        for number in range(4):
+            self.assertIn(f"worker {number} goes on without the server", err)
+        rows = json.loads(out)["results"]
+        self.assertEqual([row["wrong"] for row in rows], [0, 0])
+
+    def test_threads_go_on_without_the_server(self) -> None:
+        self.goes_on_without_the_server(fallback="local")
+
+    def test_processes_go_on_without_the_server(self) -> None:
+        if shutil.which("mpirun") is None or "not in this build; 'addend perf --reducer mpi'" in addend("doctor").stdout:
+            self.skipTest("no MPI")
+        # Open MPI refuses to run as root, or with more ranks than cores, unless told; MPICH ignores these.
+        self.goes_on_without_the_server("env", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+                                        "OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_btl_vader_single_copy_mechanism=none",
+                                        "mpirun", "-n", 4, fallback="mpi")
+
+    def test_a_tenant_without_floats_gets_its_sums_as_integers(self) -> None:
+        self.serve(tenant="floats = false")
+        for dtype in ("f32", "bf16"):
+            done = addend("perf", "--reducer", "service", *self.access(), "-b", "256K", "-e", "256K", "-n", 2, "--json", "--dtype", dtype,
+                          "-c", "dense", "-c", "exact", "-c", "exact:values=reproducible", "-c", "quant")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual([row["wrong"] for row in json.loads(done.stdout)["results"]], [0] * 4)
+        refused = addend("job", "create", "ring", "--workers", 4, *self.access())
+        self.assertIn("may not sum floats", refused.stderr)
+        self.assertEqual(addend("job", "create", "ring", "--workers", 4, "--no-floats", *self.access()).returncode, 0)
 
     def test_logs_can_be_json(self) -> None:
         self.serve(extra='[log]\njson = true\nlevel = "info"')

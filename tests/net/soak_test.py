@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs come and go for a while; the server's memory must not grow. ADDEND_SOAK_SECONDS (20) says how long.
+"""Jobs come and go; the server's memory must not grow. Goes on for ADDEND_SOAK_SECONDS (20), until ADDEND_SOAK_JOBS (0) jobs are
+done and until the server has received ADDEND_SOAK_PACKETS (0), whichever comes last; says how far it is every half minute.
 Usage: soak_test.py PATH_OF_ADDEND"""
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ from pathlib import Path
 
 ADDEND = sys.argv.pop(1) if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else "addend"
 SECONDS = float(os.environ.get("ADDEND_SOAK_SECONDS", "20"))
+JOBS = int(os.environ.get("ADDEND_SOAK_JOBS", "0"))
+PACKETS = int(os.environ.get("ADDEND_SOAK_PACKETS", "0"))
 MIB = 1 << 20
+WORKERS, SIZE = 4, 256 << 10
+SMALL, LARGE = 64, 1408  # bytes of a frame's lanes: most jobs have many small frames, some have large ones
+PROGRESS_S = 30
 
 
 class SoakTest(unittest.TestCase):
@@ -37,10 +43,10 @@ class SoakTest(unittest.TestCase):
         self.server.send_signal(signal.SIGTERM)
         self.server.communicate(timeout=60)
 
-    def perf(self, job: str, iterations: int, size: str) -> subprocess.Popen:
-        return subprocess.Popen(
-            [ADDEND, "perf", "--reducer", "service", "--aggregator", f"127.0.0.1:{self.control}", "--key", self.key, "--job", job,
-             "-b", size, "-e", size, "-n", str(iterations), "-c", "dense"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def perf(self, job: str, iterations: int, size: int, payload: int = LARGE) -> subprocess.Popen:
+        command = [ADDEND, "perf", "--reducer", "service", "--aggregator", f"127.0.0.1:{self.control}", "--key", self.key, "--job", job,
+                   "-b", size, "-e", size, "-w", 1, "-n", iterations, "-c", "dense", "--workers", WORKERS, "--payload", payload]
+        return subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def finish(self, process: subprocess.Popen) -> None:
         out, err = process.communicate(timeout=300)
@@ -59,20 +65,30 @@ class SoakTest(unittest.TestCase):
                     return float(line.split()[1])
         raise KeyError(name)
 
+    def soak_job(self, name: str, number: int) -> None:
+        iterations = 2 + (PACKETS // JOBS // (WORKERS * SIZE // SMALL) if JOBS else 0)
+        self.finish(self.perf(name, iterations, SIZE, LARGE if number % 10 == 0 else SMALL))
+
     def test_memory_does_not_grow_with_jobs(self) -> None:
         for i in range(5):
-            self.finish(self.perf(f"warm{i}", 2, "256K"))
-        before, jobs, end = self.resident_bytes(), 0, time.monotonic() + SECONDS
-        while time.monotonic() < end:
-            self.finish(self.perf(f"job{jobs}", 2, "256K"))
+            self.soak_job(f"warm{i}", i)
+        before, jobs, start = self.resident_bytes(), 0, time.monotonic()
+        packets, said = 0.0, start
+        while time.monotonic() < start + SECONDS or jobs < JOBS or packets < PACKETS:
+            self.soak_job(f"job{jobs}", jobs)
             jobs += 1
+            packets = self.metric("addend_received_packets_total")
+            if time.monotonic() >= said + PROGRESS_S:
+                said = time.monotonic()
+                print(f"{said - start:.0f} s: {jobs} jobs, {packets:.0f} packets, memory grew by "
+                      f"{(self.resident_bytes() - before) / MIB:.2f} MiB", flush=True)
         grown = self.resident_bytes() - before
-        print(f"{jobs} jobs, {self.metric('addend_received_packets_total'):.0f} packets, memory grew by {grown / MIB:.2f} MiB")
+        print(f"{jobs} jobs, {packets:.0f} packets, memory {before / MIB:.2f} MiB grew by {grown / MIB:.2f} MiB")
         self.assertLess(grown, 2 * MIB)
         self.assertEqual(self.metric("addend_jobs"), 0)
 
     def test_eight_jobs_fit_in_64_mib(self) -> None:
-        jobs = [self.perf(f"job{i}", 5, "4M") for i in range(8)]
+        jobs = [self.perf(f"job{i}", 5, 4 << 20) for i in range(8)]
         most = 0
         while any(job.poll() is None for job in jobs):
             most = max(most, self.resident_bytes())

@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <deque>
+#include <map>
 
 #include "aggregate/slots.h"
 #include "gtest/gtest.h"
@@ -30,6 +31,7 @@ struct Faults {
   uint32_t late_percent = 0;
   uint32_t restarts = 0;
   std::size_t frames_per_step = ~std::size_t{0};  // that the wire carries, both ways together
+  uint32_t stalls = 0;  // of the last worker, for up to twice the others' patience
 };
 
 class Job {
@@ -41,6 +43,10 @@ class Job {
     options_.slots = slots;
     options_.payload_bytes = kPayload;
     options_.ops = 1u << ADDEND_OP_SUM_I32;
+    if (faults.stalls > 0) {
+      options_.patience_ns = 50'000 * kStepNs;  // a second: lost frames are sent again before
+      options_.quorum = world - 1;
+    }
     for (uint32_t w = 0; w < world; ++w) {
       worker_keys_.push_back(key_of(static_cast<uint8_t>(w)));
       streams_.emplace_back(slots, kPayload);
@@ -51,12 +57,19 @@ class Job {
   }
 
   void run() {
-    uint32_t restarts = faults_.restarts;
+    uint32_t restarts = faults_.restarts, stalls = faults_.stalls;
     for (now_ns_ = 0; !finished(); now_ns_ += kStepNs) {
       ASSERT_LT(now_ns_, 200'000'000'000u) << "seed " << seed_ << ": no end";
+      if (stalls > 0 && now_ns_ >= stalled_until_ns_ && draw(15) == 0) {
+        --stalls;
+        stalled_until_ns_ = now_ns_ + draw(100'000) * kStepNs;
+      }
       for (uint32_t w = 0; w < options_.world; ++w)
         drive(w);
       pass_on();
+      aggregate::Reply reply;
+      while (slots_->expire(now_ns_, reply))
+        send_back(reply, options_.world);
       if (restarts > 0 && draw(400) == 0) {
         --restarts;
         restart();
@@ -70,6 +83,9 @@ class Job {
     return sum;
   }
   double virtual_seconds() const { return static_cast<double>(now_ns_) * 1e-9; }
+  /// Results that the last worker got though it was not in them.
+  uint64_t partial() const { return partial_; }
+  bool left_behind() const { return left_behind_; }
 
  private:
   struct Flight {
@@ -105,22 +121,28 @@ class Job {
   }
 
   bool finished() const {
-    for (const Stream& stream : streams_) {
-      if (!stream.complete()) return false;
+    for (uint32_t w = 0; w < options_.world; ++w) {
+      if (!streams_[w].complete() && !(left_behind_ && w == options_.world - 1)) return false;
     }
     return true;
+  }
+
+  bool is_idle(uint32_t worker) const {
+    return worker == options_.world - 1 && (left_behind_ || now_ns_ < stalled_until_ns_);
   }
 
   void drive(uint32_t worker) {
     Stream& stream = streams_[worker];
     // Workers are not in step: some idle for a while.
-    if (draw(4) == 0) return;
+    if (draw(4) == 0 || is_idle(worker)) return;
     for (uint64_t number = 0; stream.next(number);) {
       std::array<int32_t, 4> lanes;
       for (uint32_t i = 0; i < 4; ++i)
         lanes[i] = value(worker, number, i);
-      stream.add(number, Op::kSumI32, {reinterpret_cast<const uint8_t*>(lanes.data()), kPayload},
-                 0);
+      const bool entry = number % 50 == 0;
+      stream.add(
+          number,
+          {Op::kSumI32, {reinterpret_cast<const uint8_t*>(lanes.data()), kPayload}, 0, entry});
     }
     for (const Stream::Frame& frame : stream.collect(now_ns_))
       post({options_.world, {frame.bytes.begin(), frame.bytes.end()}});
@@ -157,8 +179,12 @@ class Job {
     const auto outcome =
         slots_->handle(header, payload.data(), static_cast<uint32_t>(bytes.size()), now_ns_);
     ASSERT_NE(outcome.refusal, ADDEND_REFUSAL_MISMATCH);
-    const auto& reply = outcome.reply;
-    if (reply.audience == aggregate::Audience::kNobody) return;
+    if (outcome.reply.audience != aggregate::Audience::kNobody) {
+      send_back(outcome.reply, header.worker);
+    }
+  }
+
+  void send_back(const aggregate::Reply& reply, uint32_t sender) {
     addend_frame_header back = reply.header;
     addend_frame_swap(&back);
     back.tag = addend_be64(result_key_.tag(back, reply.payload));
@@ -166,23 +192,36 @@ class Job {
     std::memcpy(frame.data(), &back, sizeof(back));
     std::memcpy(frame.data() + sizeof(back), reply.payload.data(), reply.payload.size());
     for (uint32_t w = 0; w < options_.world; ++w) {
-      if (reply.audience == aggregate::Audience::kEveryone || w == header.worker) post({w, frame});
+      if (reply.audience == aggregate::Audience::kEveryone || w == sender) post({w, frame});
     }
   }
 
   void deliver(uint32_t worker, const std::vector<uint8_t>& bytes) {
+    if (is_idle(worker)) return;  // nobody reads the socket, which is full
     Arrival arrival{};
     addend_control_ended ended{};
     const auto verdict = streams_[worker].receive(bytes, now_ns_, arrival, ended);
     ASSERT_NE(verdict, Stream::Verdict::kNotice);
+    if (verdict == Stream::Verdict::kLeftBehind) {
+      ASSERT_TRUE(faults_.stalls > 0 && worker == options_.world - 1) << "seed " << seed_;
+      left_behind_ = true;
+    }
     if (verdict != Stream::Verdict::kArrived) return;
     ASSERT_LT(arrival.number, chunks_);
     ASSERT_FALSE(done_[worker][arrival.number]) << "twice";
     done_[worker][arrival.number] = true;
+    const uint64_t everyone = (uint64_t{1} << options_.world) - 1;
+    ASSERT_TRUE(faults_.stalls > 0 || arrival.contributors == everyone);
+    // All workers see the same set, or they could not tell alike that a step must begin again.
+    const auto known = sets_.insert({arrival.number, arrival.contributors}).first;
+    ASSERT_EQ(known->second, arrival.contributors) << "seed " << seed_;
+    if ((arrival.contributors >> worker & 1) == 0) ++partial_;
     for (uint32_t i = 0; i < 4; ++i) {
       uint32_t expected = 0, sum;
-      for (uint32_t w = 0; w < options_.world; ++w)
-        expected += static_cast<uint32_t>(value(w, arrival.number, i));
+      for (uint32_t w = 0; w < options_.world; ++w) {
+        if ((arrival.contributors >> w & 1) != 0)
+          expected += static_cast<uint32_t>(value(w, arrival.number, i));
+      }
       std::memcpy(&sum, arrival.sums.data() + i * 4, 4);
       ASSERT_EQ(sum, expected) << "seed " << seed_ << " chunk " << arrival.number;
     }
@@ -197,6 +236,9 @@ class Job {
   std::vector<Stream> streams_;
   std::vector<std::vector<bool>> done_;
   std::deque<Flight> wire_, late_;
+  std::map<uint64_t, uint64_t> sets_;  // contributors by chunk
+  uint64_t stalled_until_ns_ = 0, partial_ = 0;
+  bool left_behind_ = false;
 };
 
 TEST(Stream, EverySumIsRightOverAGoodNetworkAndNothingIsSentTwice) {
@@ -240,6 +282,23 @@ TEST(Stream, WorkersGoOnAfterTheAggregatorHasLostItsMemory) {
   }
 }
 
+TEST(Stream, WithAQuorumSumsAreOfTheirContributorsAndAStalledWorkerGoesOnOrKnowsWhyNot) {
+  uint64_t partial = 0, caught_up = 0, left_behind = 0;
+  for (uint64_t seed = 1; seed <= 24; ++seed) {
+    // Few chunks a slot: a worker that stalls can still get what it missed. Many: it cannot.
+    const uint32_t slots = seed % 2 == 0 ? 400 : 20;
+    Job job(seed, 3 + static_cast<uint32_t>(seed % 3), slots, 800, {2, 5, 5, 0, 100, 2});
+    job.run();
+    if (HasFatalFailure()) return;
+    partial += job.partial();
+    caught_up += job.partial() > 0 && !job.left_behind() ? 1 : 0;
+    left_behind += job.left_behind() ? 1 : 0;
+  }
+  EXPECT_GT(partial, 100u);
+  EXPECT_GT(caught_up, 3u);
+  EXPECT_GT(left_behind, 3u);
+}
+
 TEST(Stream, AWorkerThatLostItsPlaceCannotGoOn) {
   Stream stream(4, kPayload);
   const auth::FrameKey key = key_of(1);
@@ -257,7 +316,7 @@ TEST(Stream, GarbageAndForgeriesAreIgnored) {
   EXPECT_FALSE(stream.next(number));
   stream.extend(1);
   ASSERT_TRUE(stream.next(number));
-  stream.add(number, Op::kSumI32, lanes, 0);
+  stream.add(number, {Op::kSumI32, lanes});
   EXPECT_FALSE(stream.next(number));
   ASSERT_EQ(stream.collect(0).size(), 1u);
   Arrival arrival{};

@@ -294,7 +294,7 @@ def test_codecs_without_state_save_nothing() -> None:
     codec.load_state(b"")
 
 
-def test_an_excluded_worker_gets_the_sum_of_the_others() -> None:
+def test_a_missing_worker_gets_the_sum_of_the_others() -> None:
     codecs = workers("quant", 3, 2048)
     gradients = normal(3, 2048)
     others = [gradient.copy() for gradient in gradients[:2]]
@@ -304,23 +304,24 @@ def test_an_excluded_worker_gets_the_sum_of_the_others() -> None:
         if number == 1:  # the levels: an engine that lost worker 2
             for plane in rounds[2].planes:
                 at(plane.data, np.uint8, plane.nbytes)[:] = 0
-    codecs[2].exclude()
+    for codec in codecs:
+        codec.set_missing(1 << 2)
     for codec, gradient in zip(codecs, gradients):
         codec.finish(gradient.ctypes.data)
     np.testing.assert_array_equal(gradients[2], gradients[0])
     # Levels are rounded for a mean over three; two thirds as many contribute to this sum.
     total = np.sum(others, axis=0) * 1.5
     assert np.sum((gradients[0] - total) ** 2) < 0.05 * np.sum(total**2)
+    assert [codec.report().contributors for codec in codecs] == [2, 2, 2]
+    assert [codec.report().missing for codec in codecs] == [4, 4, 4]
 
 
-def test_exclude_is_refused_by_codecs_that_need_every_worker() -> None:
-    (codec,) = workers("dense", 1, 10)
+def test_missing_workers_are_refused_by_codecs_that_need_everyone() -> None:
+    codec, _ = workers("dense", 2, 10)
     gradient = np.ones(10, np.float32)
     codec.begin(gradient.ctypes.data)
-    for _ in rounds_of([codec]):
-        pass
-    with pytest.raises(addend.Unsupported):
-        codec.exclude()
+    with pytest.raises(addend.Unsupported, match="worker 1 is missing"):
+        codec.set_missing(2)
 
 
 def test_a_cancelled_step_can_be_begun_again() -> None:

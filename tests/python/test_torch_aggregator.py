@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from ranks import Ranks, notes, run_ranks
 from torch.nn.parallel import DistributedDataParallel
 
 import addend.torch
@@ -22,7 +24,8 @@ COMMAND = os.environ.get("ADDEND_COMMAND") or shutil.which("addend")
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Any:
+def running(tmp_path: Path) -> Any:
+    """The server's process, address and key file."""
     if COMMAND is None:
         pytest.skip("no `addend` command: name it in ADDEND_COMMAND")
     key = tmp_path / "lab.key"
@@ -39,12 +42,17 @@ def server(tmp_path: Path) -> Any:
     for line in process.stderr:
         found = re.search(r"control[^0-9]*(?:127\.0\.0\.1:)?(\d{4,5})", line)
         if found:
-            yield f"127.0.0.1:{found.group(1)}", str(key)
+            yield process, f"127.0.0.1:{found.group(1)}", str(key)
             break
     else:
         pytest.fail("the server said no control port")
     process.terminate()
     process.communicate(timeout=60)
+
+
+@pytest.fixture
+def server(running: tuple[Any, str, str]) -> tuple[str, str]:
+    return running[1:]
 
 
 def _train(rank: int, codec: str | None, **options: Any) -> list[float]:
@@ -82,6 +90,123 @@ def _body(rank: int, world: int, address: str, key: str) -> None:
 
 def test_training_over_a_server(server: tuple[str, str]) -> None:
     run_ranks(3, _body, *server)
+
+
+class _Training:
+    """Steps of a small model, the same parameters on all ranks after each."""
+
+    def __init__(self, rank: int, **options: Any) -> None:
+        torch.manual_seed(0)
+        self.model = DistributedDataParallel(torch.nn.Linear(64, 32))
+        self.handle = addend.torch.attach(self.model, **options) if options else None
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.generator = torch.Generator().manual_seed(rank)
+
+    def step(self) -> float:
+        x = torch.randn(16, 64, generator=self.generator)
+        loss = (self.model(x) - x[:, :32]).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return float(loss)
+
+    def check_replicas(self) -> None:
+        flat = torch.cat([p.detach().flatten() for p in self.model.parameters()])
+        everyone = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
+        dist.all_gather(everyone, flat)
+        assert all(torch.equal(one, flat) for one in everyone)
+
+
+def _stall(rank: int, world: int, address: str, key: str) -> dict[str, float]:
+    aggregator = addend.Aggregator(address, key_file=key, quorum=2, patience_s=2.0)
+    training = _Training(rank, codec="quant:bits=8,feedback=float", aggregator=aggregator)
+    for _ in range(4):
+        training.step()
+    assert training.handle is not None
+    assert training.handle.metrics().get("partial", 0) == 0
+    if rank == 2:
+        notes().set("stalls", "")
+        os.kill(os.getpid(), signal.SIGSTOP)
+    training.step()
+    notes().set(f"partial/{rank}", "")
+    notes().wait([f"partial/{r}" for r in range(world)])
+    for _ in range(3):
+        training.step()
+    training.check_replicas()
+    metrics = training.handle.metrics()
+    training.handle.close()
+    return metrics
+
+
+def test_a_stalled_rank_is_done_without(server: tuple[str, str]) -> None:
+    with Ranks(3, _stall, *server) as ranks:
+        ranks.notes.wait([f"partial/{rank}" for rank in (0, 1)])
+        ranks.send_signal(2, signal.SIGCONT)
+        values = ranks.values()
+    # On a busy machine others may be late as well, but then all ranks are told the same.
+    for metrics in values:
+        assert metrics["partial"] >= 1
+        assert metrics["missing/rank_2"] >= 1
+        assert metrics["partial"] == values[0]["partial"]
+
+
+def _need_everyone(rank: int, world: int, address: str, key: str) -> str:
+    aggregator = addend.Aggregator(address, key_file=key, quorum=2, patience_s=2.0)
+    training = _Training(rank, codec="exact", aggregator=aggregator)
+    for _ in range(3):
+        training.step()
+    if rank == 2:
+        notes().set("stalls", "")
+        os.kill(os.getpid(), signal.SIGSTOP)
+    said = ""
+    try:
+        training.step()
+    except Exception as error:  # which class it is, DDP decides
+        said = str(error)
+    notes().set(f"failed/{rank}", "")
+    return said
+
+
+def test_codecs_that_need_every_rank_say_who_is_missing(server: tuple[str, str]) -> None:
+    with Ranks(3, _need_everyone, *server) as ranks:
+        ranks.notes.wait([f"failed/{rank}" for rank in (0, 1)])
+        ranks.send_signal(2, signal.SIGCONT)
+        said = ranks.values()
+    for text in said[:2]:
+        assert "worker 2 is missing" in text
+
+
+def _lose_the_server(rank: int, world: int, address: str, key: str) -> list[str]:
+    plain = _Training(rank)
+    aggregator = addend.Aggregator(address, key_file=key, return_timeout_s=0.5)
+    options = {"codec": "exact:values=reproducible", "aggregator": aggregator}
+    training = _Training(rank, **options)
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("addend.fault").addHandler(handler)
+    for step in range(8):
+        if step == 4:
+            notes().set(f"ready/{rank}", "")
+            notes().wait(["killed"])
+        assert training.step() == pytest.approx(plain.step(), rel=1e-5)
+    training.check_replicas()
+    assert training.handle is not None
+    training.handle.close()
+    return said
+
+
+def test_training_goes_on_without_the_server(running: tuple[Any, str, str]) -> None:
+    process, *server = running
+    with Ranks(3, _lose_the_server, *server) as ranks:
+        ranks.notes.wait([f"ready/{rank}" for rank in range(3)])
+        process.kill()
+        process.wait()
+        ranks.notes.set("killed", "")
+        for rank, said in enumerate(ranks.values()):
+            assert said == [
+                f"rank {rank}: the aggregation server is gone; the process group goes on"
+            ]
 
 
 def test_a_key_must_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ class Lockstep {
       if (!codec) std::abort();
       codecs_.push_back(std::move(*codec));
     }
-    missing_.resize(layout.world, false);
   }
 
   /// One step. The first `decoders` workers decode the sum into their gradient; the others cancel.
@@ -43,8 +42,11 @@ class Lockstep {
 
   Codec& codec(uint32_t w) { return *codecs_[w]; }
 
-  /// From the second round of each step on, the sums are without this worker.
-  void leave_out(uint32_t w, bool missing = true) { missing_[w] = missing; }
+  /// The sums are without this worker.
+  void leave_out(uint32_t w, bool missing = true) {
+    const uint64_t bit = uint64_t{1} << w;
+    missing_ = missing ? missing_ | bit : missing_ & ~bit;
+  }
 
  private:
   Status try_step(std::vector<Bytes>& gradients, std::size_t decoders) {
@@ -53,15 +55,14 @@ class Lockstep {
         return make_error(Errc::kMismatch, "worker " + std::to_string(w) + " has another plan");
       }
       ADDEND_TRY(codecs_[w]->begin(gradients[w].data()));
+      ADDEND_TRY(codecs_[w]->set_missing(missing_));
     }
-    round_ = 0;
     while (true) {
       const Result<bool> more = exchange();
       ADDEND_TRY(more);
       if (!*more) break;
     }
     for (std::size_t w = 0; w < decoders; ++w) {
-      if (missing_[w]) ADDEND_TRY(codecs_[w]->exclude());
       ADDEND_TRY(codecs_[w]->finish(gradients[w].data()));
     }
     return {};
@@ -80,11 +81,10 @@ class Lockstep {
     if (rounds[0].size == 0) return false;
     for (std::size_t p = 0; p < rounds[0].size; ++p)
       ADDEND_TRY(reduce(rounds, p));
-    ++round_;
     return true;
   }
 
-  // Zero is neutral for every operation. The first round of a step always has everyone in it.
+  // Zero is neutral for every operation.
   Status reduce(std::vector<Round>& rounds, std::size_t p) {
     const Plane& shape = rounds[0].planes[p];
     Bytes sum(op_sum_bytes(shape.op, shape.lanes) + 8, 0);
@@ -92,7 +92,7 @@ class Lockstep {
       const Plane& plane = rounds[w].planes[p];
       if (plane.op != shape.op || plane.lanes != shape.lanes)
         return make_error(Errc::kMismatch, "planes differ");
-      if (round_ > 0 && missing_[w]) continue;
+      if (w < 64 && (missing_ >> w & 1) != 0) continue;
       if (is_table_sum(plane.op)) {
         fold_table(plane.op, sum.data(), static_cast<const uint8_t*>(plane.data), plane.table,
                    plane.lanes);
@@ -108,8 +108,7 @@ class Lockstep {
   }
 
   std::vector<std::unique_ptr<Codec>> codecs_;
-  std::vector<bool> missing_;
-  uint32_t round_ = 0;
+  uint64_t missing_ = 0;  // bit w is worker w
 };
 
 }  // namespace addend::testing_support

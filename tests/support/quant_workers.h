@@ -32,7 +32,6 @@ class QuantWorkers {
       if (!codec) std::abort();
       codecs_.push_back(std::move(*codec));
     }
-    missing_.resize(layout.world, false);
   }
 
   /// One step: every gradient becomes the sum. The first error ends the step on all workers.
@@ -43,16 +42,21 @@ class QuantWorkers {
     return status;
   }
 
-  /// From the second round of each step on, the sums are without this worker.
-  void leave_out(uint32_t w, bool missing = true) { missing_[w] = missing; }
+  /// The sums are without this worker.
+  void leave_out(uint32_t w, bool missing = true) {
+    const uint64_t bit = uint64_t{1} << w;
+    missing_ = missing ? missing_ | bit : missing_ & ~bit;
+  }
 
   Codec& codec(uint32_t w) { return *codecs_[w]; }
   const Report& report() const { return codecs_[0]->report(); }
 
  private:
   Status try_step(Gradients& gradients, const Tamper& tamper) {
-    for (std::size_t w = 0; w < codecs_.size(); ++w)
+    for (std::size_t w = 0; w < codecs_.size(); ++w) {
       ADDEND_TRY(codecs_[w]->begin(gradients[w].data()));
+      ADDEND_TRY(codecs_[w]->set_missing(missing_));
+    }
     for (uint32_t number = 0;; ++number) {
       std::vector<Round> rounds(codecs_.size());
       bool more = false;
@@ -68,7 +72,6 @@ class QuantWorkers {
         ADDEND_TRY(reduce(rounds, p, number, tamper));
     }
     for (std::size_t w = 0; w < codecs_.size(); ++w) {
-      if (missing_[w]) ADDEND_TRY(codecs_[w]->exclude());
       ADDEND_TRY(codecs_[w]->finish(gradients[w].data()));
     }
     return {};
@@ -130,7 +133,7 @@ class QuantWorkers {
       const Plane& plane = rounds[w].planes[p];
       if (plane.op != shape.op || plane.lanes != shape.lanes)
         return make_error(Errc::kMismatch, "workers sent different planes");
-      if (number > 0 && missing_[w]) continue;
+      if (w < 64 && (missing_ >> w & 1) != 0) continue;
       plane.op == Op::kMaxU32 ? raise(plane, sums) : add(plane, sums);
     }
     if (tamper) tamper(number, shape, sums);
@@ -142,7 +145,7 @@ class QuantWorkers {
   }
 
   std::vector<std::unique_ptr<Codec>> codecs_;
-  std::vector<bool> missing_;
+  uint64_t missing_ = 0;  // bit w is worker w
 };
 
 }  // namespace addend::testing_support

@@ -48,6 +48,8 @@ class SlotsAgainstReference {
                      payload_for(options_.epoch, worker, slot, turn + draw_(2), length_));
     if (is_table_sum(op_)) packet.header.flags = static_cast<uint8_t>(table_ << 4);
     if (draw_(4) == 0) packet.header.flags |= ADDEND_FRAME_RESENT;
+    // Every third turn of a slot begins a step, but for a worker that is confused.
+    if ((turn % 3 == 0) != (draw_(512) == 0)) packet.header.flags |= ADDEND_FRAME_ENTRY;
     const bool same_answer = same_outcome(packet);
     if (closed_) {
       ++front;

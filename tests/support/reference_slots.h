@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
+#include <set>
 #include <vector>
 
 #include "aggregate/slots.h"
@@ -36,18 +37,39 @@ class ReferenceSlots {
     std::vector<Turn>& turns = slots_[packet.header.slot];
     const uint64_t turn = packet.header.turn;
     if (turn == turns.size() && (turns.empty() || turns.back().closed)) {
-      turns.push_back({packet, now_ns, {}, false, false});
+      if (is_entry(packet)) {
+        come_back(packet.header.worker);
+      } else if (absent_.count(packet.header.worker) > 0) {
+        heard_.insert(packet.header.worker);
+        return {ADDEND_REFUSAL_LATE};
+      }
+      turns.push_back({packet, now_ns, opened_++, {}, false, false});
     }
-    if (turn >= turns.size() || turn + 2 < turns.size()) return {ADDEND_REFUSAL_TURN};
+    if (turn >= turns.size() || turn + 2 < turns.size()) return out_of_turn(turns, packet);
     return contribute(turns[turn], packet);
   }
 
   bool expire(uint64_t now_ns, Answer& answer) {
     if (ended_ || options_.patience_ns == 0) return false;
     Turn* oldest = nullptr;
+    Turn* ready = nullptr;
     for (auto& [slot, turns] : slots_) {
       if (turns.empty() || turns.back().closed) continue;
-      if (oldest == nullptr || turns.back().opened_ns < oldest->opened_ns) oldest = &turns.back();
+      Turn& turn = turns.back();
+      if (oldest == nullptr || turn.number < oldest->number) oldest = &turn;
+      if (!has_all_present(turn)) continue;
+      if (ready == nullptr || turn.number < ready->number) ready = &turn;
+    }
+    if (ready != nullptr) {
+      ready->closed = ready->partial = true;
+      answer = result(*ready, aggregate::Audience::kEveryone);
+      return true;
+    }
+    if (missed_) {
+      for (auto& [slot, turns] : slots_) {
+        if (!turns.empty()) turns.back().opened_ns = now_ns;
+      }
+      missed_ = false;
     }
     if (oldest == nullptr || oldest->opened_ns + options_.patience_ns > now_ns) return false;
     if (options_.quorum == 0 || oldest->from.size() < options_.quorum) {
@@ -55,6 +77,12 @@ class ReferenceSlots {
       answer = {ADDEND_REFUSAL_NONE, aggregate::Audience::kEveryone, ADDEND_FRAME_NOTICE};
       answer.contributors = contributors(*oldest);
       return true;
+    }
+    missed_ = true;
+    for (uint32_t w = 0; w < options_.world; ++w) {
+      if ((contributors(*oldest) >> w & 1) != 0) continue;
+      absent_.insert(w);
+      heard_.erase(w);
     }
     oldest->closed = oldest->partial = true;
     answer = result(*oldest, aggregate::Audience::kEveryone);
@@ -64,27 +92,72 @@ class ReferenceSlots {
  private:
   struct Turn {
     Packet first;
-    uint64_t opened_ns;
+    uint64_t opened_ns;        // when patience began
+    uint64_t number;           // in the order of opening
     std::vector<Packet> from;  // in order of arrival, which decides the last bits of float sums
     bool closed, partial;
   };
 
+  // With a quorum, who asks for a turn that is gone gets the last one that took its place.
+  Answer out_of_turn(const std::vector<Turn>& turns, const Packet& packet) const {
+    Answer answer{ADDEND_REFUSAL_TURN};
+    const uint32_t turn = packet.header.turn;
+    uint64_t last = turns.size();
+    while (last > 0 && (last - 1) % 2 != turn % 2)
+      --last;
+    if (options_.quorum == 0 || last == 0 || !turns[last - 1].closed) return answer;
+    if (static_cast<uint32_t>(last - 1) - turn >= 1u << 31) return answer;
+    answer = result(turns[last - 1], aggregate::Audience::kSender);
+    answer.refusal = ADDEND_REFUSAL_TURN;
+    return answer;
+  }
+
+  static bool is_entry(const Packet& packet) {
+    return (packet.header.flags & ADDEND_FRAME_ENTRY) != 0;
+  }
+
+  void come_back(uint32_t worker) {
+    absent_.erase(worker);
+    for (const uint32_t heard : heard_)
+      absent_.erase(heard);
+    heard_.clear();
+  }
+
+  bool has_all_present(const Turn& turn) const {
+    for (uint32_t w = 0; w < options_.world; ++w) {
+      if ((contributors(turn) >> w & 1) == 0 && absent_.count(w) == 0) return false;
+    }
+    return options_.quorum > 0 && turn.from.size() >= options_.quorum;
+  }
+
   Answer contribute(Turn& turn, const Packet& packet) {
-    const bool known = (contributors(turn) >> packet.header.worker & 1) != 0;
+    const uint32_t worker = packet.header.worker;
+    const bool known = (contributors(turn) >> worker & 1) != 0;
     if (turn.closed) {
       Answer answer = result(turn, aggregate::Audience::kSender);
-      if (!known) answer.refusal = ADDEND_REFUSAL_LATE;
+      if (!known) {
+        heard_.insert(worker);
+        answer.refusal = ADDEND_REFUSAL_LATE;
+      }
       return answer;
+    }
+    const bool absent = absent_.count(worker) > 0;
+    if (absent && !known && !is_entry(turn.first)) {
+      heard_.insert(worker);
+      return {ADDEND_REFUSAL_LATE};
     }
     if (packet.header.op != turn.first.header.op ||
         packet.header.length != turn.first.header.length ||
-        packet.header.flags >> 4 != turn.first.header.flags >> 4) {
+        packet.header.flags >> 4 != turn.first.header.flags >> 4 ||
+        is_entry(packet) != is_entry(turn.first)) {
       ended_ = true;
       return {ADDEND_REFUSAL_MISMATCH, aggregate::Audience::kEveryone, ADDEND_FRAME_NOTICE};
     }
     if (known) return {ADDEND_REFUSAL_DUPLICATE};
+    if (absent) come_back(worker);
     turn.from.push_back(packet);
-    turn.closed = turn.from.size() == options_.world;
+    turn.partial = turn.from.size() < options_.world && has_all_present(turn);
+    turn.closed = turn.partial || turn.from.size() == options_.world;
     return turn.closed ? result(turn, aggregate::Audience::kEveryone) : Answer{};
   }
 
@@ -131,6 +204,10 @@ class ReferenceSlots {
   aggregate::SlotsOptions options_;
   std::map<uint32_t, std::vector<Turn>> slots_;
   std::map<uint32_t, aggregate::Table> tables_;
+  std::set<uint32_t> absent_;  // workers that no turn waits for
+  std::set<uint32_t> heard_;   // of them, those that will be waited for when a step begins
+  bool missed_ = false;        // somebody became absent, and open turns do not know yet
+  uint64_t opened_ = 0;
   bool ended_ = false;
 };
 

@@ -10,7 +10,7 @@ from typing import Any, Callable, NamedTuple
 
 import torch
 
-from addend import Codec, Plane, Round
+from addend import Changed, Codec, Plane, Round
 from addend.mesh import Mesh, Trip, TripState
 from addend.torch import _header
 from addend.torch._engine import Engine, MeshWork, Steps, Wait
@@ -84,6 +84,11 @@ class Coder:
 
     def begin_run(self, run: Run, address: int, in_place: bool) -> None:
         run.codec.begin(address + run.begin * self._itemsize, in_place=in_place)
+
+    def set_missing(self, ranks: int) -> None:
+        """The sums of this step are without these ranks: bit r is rank r."""
+        for run in self.runs:
+            run.codec.set_missing(ranks)
 
     def next_rounds(self) -> list[Round]:
         """The next round of every codec that has one; empty when all are done."""
@@ -229,21 +234,36 @@ class GradientJob(Job):
     def _encode(self) -> None:
         """What can be done before the sum; no collectives."""
 
+    def _set_missing(self, ranks: int) -> None:
+        """After `_encode`: the sums will be without these ranks."""
+
     def _sum(self) -> Steps:
         raise NotImplementedError
+
+    def _begin_again(self) -> None:
+        """Takes back what `_encode` and `_sum` did."""
 
     def _decode(self) -> None:
         """Writes the result. Until here the caller's gradient is untouched."""
 
     def steps(self) -> Steps:
+        while True:
+            try:
+                yield from self._attempt()
+                break
+            except Changed:  # a rank came or went; all are told, and all begin again
+                self._meter.count("repeated_buckets")
+                self._begin_again()
+        with self._meter.stage("decode", self.place.step, self.place.bucket):
+            self._decode()
+
+    def _attempt(self) -> Steps:
         digest = self._open()
         if self._engine.world > 1:
             yield from self._meet(digest)
         else:
             self._encode()
             yield from self._sum()
-        with self._meter.stage("decode", self.place.step, self.place.bucket):
-            self._decode()
 
     def _header(self, digest: int) -> Header:
         place = self.place
@@ -256,6 +276,7 @@ class GradientJob(Job):
         greeting = self._greeter.greet(self._header(digest), (), self._plan.describe, [], [])
         sent = next(greeting)
         self._encode()
+        self._set_missing(self._engine.missing)
         reduction = self._sum()
         first = next(reduction, None) if self._plan.agreed else None
         begin = time.perf_counter()
@@ -294,13 +315,15 @@ class CodecJob(GradientJob):
         """`by_piece`: the codecs are pieces of one large gradient that travel one by one."""
         self._trip: Trip | None = None
         super().__init__(*base, **named)
-        self._coder, self._in_place, self._device_scale = coder, in_place, device_scale
+        self._coder, self._device_scale = coder, device_scale
+        self._in_place = in_place and not self._engine.repeats
         self._by_piece = by_piece
         self._decoded: list[Run] = []
         self._rounds: list[Round] = []
         self._digest: int | None = None
         self._encoded = False
         self._stays = False  # the sum happens on the device
+        self._missing = 0
 
     def can_start(self) -> bool:
         return self._digest is not None or not self._coder.busy
@@ -389,6 +412,22 @@ class CodecJob(GradientJob):
     def place(self, place: Place) -> None:
         self._place = place
 
+    def _set_missing(self, ranks: int) -> None:
+        self._missing = ranks
+        if ranks and not self._by_piece:
+            self._coder.set_missing(ranks)
+
+    def _begin_again(self) -> None:
+        self._take_back()
+        self._encoded = False
+        self.place = self.place._replace(round=0)
+
+    def _take_back(self) -> None:
+        for run in self._decoded:
+            self._coder.restore(self._memory.tensor, run)
+        self._decoded = []
+        self._coder.cancel()
+
     def _sum(self) -> Steps:
         if self._stays:
             yield from self._timed(self._sum_on_device())
@@ -427,6 +466,7 @@ class CodecJob(GradientJob):
     def _piece(self, run: Run) -> Steps:
         with self._stage("encode"):
             self._coder.begin_run(run, self._memory.address, in_place=False)
+            run.codec.set_missing(self._missing)
         while True:
             with self._stage("encode"):
                 found = run.codec.next_round()
@@ -468,9 +508,7 @@ class CodecJob(GradientJob):
         self._coder.count_into(self._meter)
 
     def fail(self, error: Exception) -> None:
-        for run in self._decoded:
-            self._coder.restore(self._memory.tensor, run)
-        self._coder.cancel()
+        self._take_back()
         super().fail(error)
 
 

@@ -30,7 +30,7 @@ from typing import Any, Callable, ClassVar
 import torch
 import torch.distributed as dist
 
-from addend import Aggregator, Op, Plane, ServiceReducer, fold, fold_table
+from addend import Aggregator, Changed, Op, Plane, ServiceReducer, fold, fold_table
 from addend.mesh import Bytes, Mesh, aligned
 from addend.torch import _group, _log
 from addend.torch._group import Group
@@ -148,9 +148,15 @@ class Engine:
     device: torch.device
     native: frozenset[Op]  # operations left to the backend
     link: Link = field(default_factory=Link)
+    missing: int = 0  # ranks that are not in the sums of the job in front: bit r is rank r
     sums_on_device: ClassVar[bool] = True  # plain sums of device tensors need not leave it
 
     mesh: Mesh | None = None
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a job may have to begin again (Changed), so that gradients must be kept."""
+        return False
 
     def close(self) -> None:
         """After the last round."""
@@ -210,11 +216,7 @@ class Engine:
         stride = aligned(room)
         total = stride * self.world
         send, receive = self._pool.take(total), self._pool.take(total)
-        message = torch.zeros(stride, dtype=torch.uint8)
-        for piece, at in zip(pieces, _places([piece.size for piece in pieces])):
-            if piece.size and at + piece.size <= room:
-                message[at : at + piece.size] = tensor_at(*piece)
-        send[:total].view(self.world, stride)[:] = message
+        send[:total].view(self.world, stride)[:] = _lay_out(pieces, room)
         yield Wait(self._all_to_all(receive[:total], send[:total]))
         first = receive.data_ptr()
         replies += [Bytes(first + rank * stride, room) for rank in range(self.world)]
@@ -344,25 +346,72 @@ class Engine:
 
 @dataclass
 class AggregatedEngine(Engine):
-    """Rounds go to an aggregation server; headers and plain sums stay with the group."""
+    """Rounds go to an aggregation server; headers and plain sums stay with the group. If the server
+    goes, the group does the rounds as well.
+
+    With a quorum headers go to the server, too: they decide who is in a job's sums, and the group
+    would wait for a rank that the server goes on without.
+    """
 
     reducer: ServiceReducer | None = None
     timeout_s: float = 300.0
+    quorum: int = 0
     sums_on_device: ClassVar[bool] = False  # every sum is the server's
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._gone = False
+        if self.reducer is not None and self.quorum == 0:
+            self.reducer.fall_back_on(self._reduce_by_group)
 
     @property
     def exchange_bytes(self) -> int:
         return 0
+
+    @property
+    def repeats(self) -> bool:
+        return self.quorum > 0
 
     def close(self) -> None:
         super().close()
         if self.reducer is not None:
             self.reducer.close()
 
+    def exchange(self, pieces: Sequence[Bytes], room: int, replies: list[Bytes]) -> Steps:
+        if self.quorum == 0:
+            yield from super().exchange(pieces, room, replies)
+            return
+        assert self.reducer is not None
+        stride = aligned(room)
+        self._rows = rows = torch.zeros(self.world, stride, dtype=torch.uint8)
+        message = _lay_out(pieces, room)
+        while True:
+            rows.zero_()
+            rows[self.rank] = message
+            address, nbytes = rows.data_ptr(), rows.numel()
+            plane = Plane(Op.OR_U64, nbytes // 8, address, 0, 0, nbytes, nbytes)
+            self.reducer.begin_step()
+            try:
+                self.reducer.reduce([plane], self.timeout_s)
+                break
+            except Changed:
+                continue  # all ranks are told, so all come here again
+        self.missing = self.reducer.missing
+        yield Wait([])
+        replies += [Bytes(rows.data_ptr() + rank * stride, room) for rank in range(self.world)]
+
     def reduce(self, planes: Sequence[Plane], last: bool) -> Steps:
         assert self.reducer is not None
         self.reducer.reduce([plane for plane in planes if plane.lanes > 0], self.timeout_s)
         yield from ()  # the call returns when the sums are there
+
+    def _reduce_by_group(self, planes: Sequence[Plane]) -> None:
+        if not self._gone:
+            self._gone = True
+            _log.FAULT.warning(
+                "rank %d: the aggregation server is gone; the process group goes on", self.rank
+            )
+        run(super().reduce(planes, last=False))
 
 
 class _Staged:
@@ -406,6 +455,15 @@ class _Staged:
     def get_future(self) -> Any:
         """Of the work; on a device it is no sign of completion (see `polled`)."""
         return self._work.get_future()
+
+
+def _lay_out(pieces: Sequence[Bytes], room: int) -> torch.Tensor:
+    """One message of pieces, in a multiple of 64 bytes; what `room` does not hold is left out."""
+    message = torch.zeros(aligned(room), dtype=torch.uint8)
+    for piece, at in zip(pieces, _places([piece.size for piece in pieces])):
+        if piece.size and at + piece.size <= room:
+            message[at : at + piece.size] = tensor_at(*piece)
+    return message
 
 
 def _places(sizes: Sequence[int]) -> list[int]:
@@ -514,7 +572,14 @@ def make_engine(
     else:
         world, rank = dist.get_world_size(twin), dist.get_rank(twin)
         reducer = ServiceReducer(aggregator, world, rank)
-        engine = AggregatedEngine(twin, device, native, reducer=reducer, timeout_s=timeout_s)
+        engine = AggregatedEngine(
+            twin,
+            device,
+            native,
+            reducer=reducer,
+            timeout_s=timeout_s,
+            quorum=aggregator.quorum,
+        )
     return engine
 
 

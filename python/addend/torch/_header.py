@@ -102,7 +102,12 @@ class Greeter:
         pieces = [text, *payload] if header.need <= room else [text]
         replies: list[Bytes] = []
         yield from self.engine.exchange(pieces, room, replies)
-        headers += unpack(replies)
+        # A rank that is missing from this job says nothing, and no other can know what it would
+        # say; one that is missing itself still compares its own header with the others'.
+        missing = self.engine.missing
+        headers += [
+            header if missing >> rank & 1 else said for rank, said in enumerate(unpack(replies))
+        ]
         check(headers, describe_layout)
         most = max(h.need for h in headers)
         self._needs.append(most if most * self.engine.world <= _MOST_ROOM_BYTES else 0)

@@ -73,7 +73,8 @@ def start(
             engine.rank,
             (engine.rank + 1) % engine.world,
         )
-    engine.mesh = open_mesh(rollcall, exchange)
+    if not engine.repeats:  # a mesh waits for everybody
+        engine.mesh = open_mesh(rollcall, exchange)
     engine.link = link if link is not None else measure_link(engine)
     return Worker(engine, rollcall, deadline_s)
 

@@ -141,6 +141,10 @@ class Meter:
             totals["_energy"] += report.sampled_energy
             totals["_error"] += report.sampled_error
             totals["nonfinite_elements"] += report.nonfinite
+            if report.missing:
+                totals["partial"] += 1
+                for rank in range(report.missing.bit_length()):
+                    totals[f"missing/rank_{rank}"] += report.missing >> rank & 1
 
     def raw_bytes(self, wire: int, dense: int) -> None:
         """A bucket that travelled without a codec."""

@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "addend/plane.h"
-#include "codec/element.h"
+#include "wire/element.h"
 #include "wire/half.h"
 
 namespace addend::exact {

@@ -7,8 +7,8 @@
 #include <limits>
 #include <string>
 
-#include "codec/element.h"
 #include "codec/fingerprint.h"
+#include "wire/element.h"
 
 namespace addend::quant {
 namespace {
@@ -21,7 +21,6 @@ constexpr uint32_t kBroken = 0xFFFFFFFF;
 // Energies in this range were summed without overflow or loss; others are summed again in double.
 constexpr float kLeastEnergy = 0x1p-90f;
 constexpr float kMostEnergy = 0x1p100f;
-constexpr float kFarDown = 0x1p-64f;
 // Running sums in float lose small terms when they grow long.
 constexpr uint64_t kMostFloatSum = 16384;
 // Blocks with a norm outside 2^+-50 are scaled by a power of two before rotation, which sums up to

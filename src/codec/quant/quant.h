@@ -30,6 +30,8 @@ Result<std::unique_ptr<Codec>> create_quant(const CodecSpec& spec, const Layout&
 /// The power of two that brings a block's norm near 1 before rotation, or 1 where nothing can
 /// overflow.
 float prescale_of(float norm);
+/// The one that keeps any rotation of finite elements in float's range.
+inline constexpr float kFarDown = 0x1p-64f;
 
 class QuantCodec final : public SteppedCodec {
  public:
@@ -61,7 +63,7 @@ class QuantCodec final : public SteppedCodec {
   Status do_begin(const void* gradient) override;
   Result<bool> do_round(Round& round) override;
   Status do_finish(void* gradient) override;
-  Status do_exclude() override;
+  Status do_set_missing(uint64_t workers) override;
   Result<std::vector<uint8_t>> do_save_state() const override;
   Status do_load_state(std::span<const uint8_t> state) override;
   Result<std::vector<uint8_t>> do_save_segment(uint64_t segment) const override;
@@ -94,6 +96,7 @@ class QuantCodec final : public SteppedCodec {
   void sample(uint64_t b);
   void decode_block(uint64_t b, double contributors, void* gradient);
   void keep_residual(uint64_t b);
+  void keep_everything(uint64_t b);
   void turn_residual();
 
   const Options options_;

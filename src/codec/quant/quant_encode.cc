@@ -4,9 +4,9 @@
 #include <cmath>
 #include <cstring>
 
-#include "codec/element.h"
 #include "codec/fingerprint.h"
 #include "codec/quant/quant.h"
+#include "wire/element.h"
 
 namespace addend::quant {
 namespace {
@@ -123,7 +123,11 @@ Status QuantCodec::encode(Round& round) {
   }
   const uint64_t every = std::min(kSampleEvery, live_);
   uint64_t live = 0;
-  for (uint64_t b = 0; b < blocks_.size(); ++b) {
+  // Norms that do not know of this worker are no scale for its elements, and nobody will add them.
+  for (LanePlane& plane : planes_) {
+    if (excluded_ && plane.lanes > 0) std::memset(plane.data.as<void>(), 0, plane.data.capacity());
+  }
+  for (uint64_t b = 0; b < blocks_.size() && !excluded_; ++b) {
     if (parts_[b].norm == 0) continue;
     fill_lanes(b);
     if (live++ % every == step_ % every) sample(b);

@@ -6,8 +6,8 @@
 #include <limits>
 #include <string>
 
-#include "codec/element.h"
 #include "codec/quant/quant.h"
+#include "wire/element.h"
 
 namespace addend::quant {
 
@@ -64,6 +64,7 @@ void QuantCodec::keep_residual(uint64_t b) {
   const Block& at = blocks_[b];
   const Part& part = parts_[b];
   if (part.broken) return;
+  if (excluded_) return keep_everything(b);
   auto* rotated = rotated_.as<float>();
   auto* scratch = scratch_.as<float>();
   if (part.norm == 0) {
@@ -73,14 +74,25 @@ void QuantCodec::keep_residual(uint64_t b) {
   }
   const float prescale = prescale_of(part.norm);
   load_rotated(b, prescale);
-  if (excluded_) {
-    std::fill_n(scratch, at.size, 0.0f);
-  } else {
-    requantise(part, quantiser(b, part, part.norm * prescale), rotated, at.size);
-  }
+  requantise(part, quantiser(b, part, part.norm * prescale), rotated, at.size);
   for (uint64_t i = 0; i < at.size; ++i)
     scratch[i] = (rotated[i] - scratch[i]) / prescale;
   residual_.store(b, at.place, at.size, scratch);
+}
+
+// The norms may not know of this worker, so its own elements say what prescale they need. A block
+// that no float can hold is lost like a broken one: its residual stays as it was.
+void QuantCodec::keep_everything(uint64_t b) {
+  const Block& at = blocks_[b];
+  auto* rotated = rotated_.as<float>();
+  for (const float prescale : {1.0f, kFarDown}) {
+    load_rotated(b, prescale);
+    for (uint64_t i = 0; i < at.size; ++i)
+      rotated[i] /= prescale;
+    if (!std::all_of(rotated, rotated + at.size, [](float x) { return std::isfinite(x); }))
+      continue;
+    return residual_.store(b, at.place, at.size, rotated);
+  }
 }
 
 // At the end of a sign period the residual moves to the next period's coordinates.
@@ -106,6 +118,14 @@ Status QuantCodec::do_finish(void* gradient) {
     return make_error(Errc::kUndecodable, "the sums claim " + std::to_string(contributors_) +
                                               " contributors of " + std::to_string(layout().world));
   }
+  if (live_ > 0) {
+    if (draft().missing != 0 && contributors_ != draft().contributors) {
+      return make_error(Errc::kUndecodable,
+                        "the sums claim " + std::to_string(contributors_) + " contributors, and " +
+                            std::to_string(draft().contributors) + " were expected");
+    }
+    draft().contributors = contributors_;
+  }
   for (uint64_t b = 0; b < blocks_.size(); ++b) {
     if (residual_.any()) keep_residual(b);
     decode_block(b, contributors_, gradient);
@@ -115,8 +135,8 @@ Status QuantCodec::do_finish(void* gradient) {
   return {};
 }
 
-Status QuantCodec::do_exclude() {
-  excluded_ = true;
+Status QuantCodec::do_set_missing(uint64_t workers) {
+  excluded_ = layout().worker < 64 && (workers >> layout().worker & 1) != 0;
   return {};
 }
 

@@ -77,6 +77,45 @@ TEST(QuantFeedback, AnExcludedWorkerKeepsItsWholeContribution) {
   EXPECT_LE(d.error, 0.3 * d.largest);
 }
 
+// The norms of a step do not know of a worker that is not in its sums: its gradient may be all
+// there is, far larger than they say, or not a number.
+TEST(QuantFeedback, AnExcludedWorkersGradientNeedNotFitTheOthersNorms) {
+  for (const double others : {0.0, 1e-20}) {
+    const Layout layout = quant_layout(2, 2048);
+    QuantWorkers workers("quant:feedback=float", layout);
+    Gradients gradients = gaussian(layout, 1);
+    const Bytes held_back = gradients[1];
+    gradients[0] = gaussian(layout, 1, others)[0];
+    workers.leave_out(1);
+    ASSERT_TRUE(workers.step(gradients));
+    EXPECT_EQ(workers.report().missing, 2u);
+    EXPECT_EQ(workers.report().contributors, 1u);
+    workers.leave_out(1, false);
+    gradients = gaussian(layout, 1, 0);
+    ASSERT_TRUE(workers.step(gradients));
+    EXPECT_EQ(workers.report().contributors, 2u);
+    const Distance d =
+        distance(layout, {Bytes(layout.count * 4), held_back}, gradients[0], 0, 2048);
+    EXPECT_LE(d.error, 0.3 * d.largest) << others;
+  }
+}
+
+TEST(QuantFeedback, AnExcludedWorkersNaNSpoilsNoLaterStep) {
+  const Layout layout = quant_layout(2, 2048);
+  QuantWorkers workers("quant:feedback=float", layout);
+  Gradients gradients = gaussian(layout, 1);
+  write(DType::kF32, gradients[1], 5, std::numeric_limits<float>::quiet_NaN());
+  workers.leave_out(1);
+  ASSERT_TRUE(workers.step(gradients));
+  workers.leave_out(1, false);
+  for (uint64_t step = 1; step < 3; ++step) {
+    for (uint64_t i = 0; i < layout.count; ++i)
+      ASSERT_TRUE(std::isfinite(read(DType::kF32, gradients[0], i))) << step << " " << i;
+    gradients = gaussian(layout, step);
+    ASSERT_TRUE(workers.step(gradients));
+  }
+}
+
 TEST(QuantFeedback, OneStepOfHugeNumbersSpoilsNoLaterStep) {
   for (const char* spec : {"quant:feedback=float", "quant:feedback=byte",
                            "quant:feedback=float,bits=1", "quant:feedback=byte,bits=1"}) {
@@ -238,15 +277,17 @@ TEST(QuantState, OfAnotherPlanIsRefusedAndChangesNothing) {
   }
 }
 
-TEST(QuantState, IsForBetweenStepsAndExclusionForTheirEnd) {
-  const Layout layout = quant_layout(1, 100);
+TEST(QuantState, IsForBetweenStepsAndMissingWorkersForWithin) {
+  const Layout layout = quant_layout(2, 100);
   QuantWorkers workers("quant:feedback=float", layout);
   Codec& codec = workers.codec(0);
   const Gradients gradients = gaussian(layout, 1);
   const Bytes state = *codec.save_state();
-  EXPECT_FALSE(codec.exclude());
+  EXPECT_FALSE(codec.set_missing(1));
   ASSERT_TRUE(codec.begin(gradients[0].data()));
-  EXPECT_FALSE(codec.exclude());
+  EXPECT_FALSE(codec.set_missing(3)) << "somebody must be there";
+  EXPECT_FALSE(codec.set_missing(4)) << "no such worker";
+  EXPECT_TRUE(codec.set_missing(1));
   EXPECT_FALSE(codec.save_state());
   EXPECT_FALSE(codec.load_state(state));
   codec.cancel();

@@ -16,6 +16,7 @@
 #include "net/udp_socket.h"
 #include "reduce/service/chunks.h"
 #include "reduce/service/session.h"
+#include "reduce/service/shared_exponent.h"
 #include "reduce/service/stream.h"
 
 namespace addend {
@@ -52,19 +53,35 @@ class ServiceReducer final : public Reducer {
 
   uint32_t world() const override { return options_.world; }
   uint32_t worker() const override { return options_.worker; }
+  double float_error() const override {
+    return !session_ || allows(Op::kSumF32) ? 0 : quantum_error(options_.world);
+  }
 
   Status reduce(Round& round, Deadline deadline) override {
     if (!broken_.empty()) return make_error(Errc::kUnavailable, broken_);
+    bool as_integers = false;
     for (const Plane& plane : round) {
-      if ((session_->welcome().ops >> static_cast<uint32_t>(plane.op) & 1) != 0) continue;
-      return make_error(Errc::kInvalidArgument,
-                        std::string("this job does not allow ") + op_name(plane.op) +
-                            "; make it with floats, or use a codec that sends integers");
+      if (allows(plane.op)) continue;
+      if (!is_float_sum(plane.op)) {
+        return make_error(Errc::kInvalidArgument,
+                          std::string("this job does not allow ") + op_name(plane.op));
+      }
+      as_integers = true;
     }
-    Status status = run(round, deadline);
-    if (!status) broken_ = "an earlier round failed: " + status.error().message;
+    Status status = as_integers ? run_as_integers(round, deadline) : run(round, deadline);
+    if (!status && status.error().code != Errc::kChanged)
+      broken_ = "an earlier round failed: " + status.error().message;
     return status;
   }
+
+  // A step that begins again because workers went during it does so without them: if they were
+  // waited for once more, a slow worker could hold up the others for ever.
+  void begin_step() override {
+    first_ = true;
+    entry_ = !changed_;
+    changed_ = false;
+  }
+  uint64_t missing() const override { return missing_; }
 
  private:
   ServiceReducer(const ServiceReducerOptions& options, net::UdpSocket socket,
@@ -84,6 +101,21 @@ class ServiceReducer final : public Reducer {
             session_->positions()};
   }
 
+  bool allows(Op op) const {
+    return (session_->welcome().ops >> static_cast<uint32_t>(op) & 1) != 0;
+  }
+
+  // The job does not allow floats.
+  Status run_as_integers(Round& round, Deadline deadline) {
+    Round integers;
+    ADDEND_TRY(integer_rounds_.begin(round, options_.world, integers));
+    ADDEND_TRY(run(integers, deadline));
+    ADDEND_TRY(integer_rounds_.quantise(integers, (missing_ >> options_.worker & 1) != 0));
+    ADDEND_TRY(run(integers, deadline));
+    integer_rounds_.finish();
+    return {};
+  }
+
   Status run(Round& round, Deadline deadline) {
     std::array<uint32_t, Round::kMaxPlanes> tables{};
     for (std::size_t p = 0; p < round.size; ++p) {
@@ -94,17 +126,19 @@ class ServiceReducer final : public Reducer {
     }
     const Chunks chunks(round, payload_bytes_);
     const uint64_t first = stream_.extend(chunks.size());
+    absent_somewhere_ = 0;
+    absent_everywhere_ = ~uint64_t{0};
     while (!stream_.complete()) {
       for (uint64_t number = 0; stream_.next(number);) {
         const Chunk chunk = chunks.at(number - first);
         const auto plane = static_cast<std::size_t>(chunk.plane - round.planes.data());
-        stream_.add(number, chunk.plane->op, chunk.contribution(), tables[plane]);
+        stream_.add(number, {chunk.plane->op, chunk.contribution(), tables[plane], entry_});
       }
       send();
       ADDEND_TRY(wait(deadline));
       ADDEND_TRY(receive(chunks, first));
     }
-    return {};
+    return take_set();
   }
 
   // Runs of equal frames to one port go as one super-packet, whose last frame may be shorter.
@@ -165,32 +199,59 @@ class ServiceReducer final : public Reducer {
             break;
           case Stream::Verdict::kNotice:
             return error_of(ended);
+          case Stream::Verdict::kLeftBehind:
+            return make_error(Errc::kUnavailable,
+                              "this worker was left behind: the others went on at a quorum, and "
+                              "sums that it lacks are gone; take the model's state from another "
+                              "worker and join anew");
           case Stream::Verdict::kArrived:
-            ADDEND_TRY(store(chunks.at(arrival.number - first), arrival));
+            store(chunks.at(arrival.number - first), arrival);
         }
       }
     }
     return {};
   }
 
-  Status store(const Chunk& chunk, const Arrival& arrival) {
-    const uint64_t missing = low_mask(options_.world) & ~arrival.contributors;
-    if (missing != 0) {
-      return make_error(Errc::kUnavailable, "worker " + std::to_string(std::countr_zero(missing)) +
-                                                " is missing in a sum that was closed at a quorum");
-    }
+  void store(const Chunk& chunk, const Arrival& arrival) {
+    const uint64_t absent = low_mask(options_.world) & ~arrival.contributors;
+    absent_somewhere_ |= absent;
+    absent_everywhere_ &= absent;
     const std::span<uint8_t> to = chunk.sums();
     std::memcpy(to.data(), arrival.sums.data(), to.size());
-    return {};
+  }
+
+  // All workers see the same contributors of the same chunks, so they decide alike.
+  Status take_set() {
+    if (absent_everywhere_ == ~uint64_t{0}) return {};  // an empty round
+    const bool one_set = absent_somewhere_ == absent_everywhere_;
+    if (one_set && (first_ || absent_everywhere_ == missing_)) {
+      missing_ = absent_everywhere_;
+      first_ = entry_ = false;
+      return {};
+    }
+    changed_ = true;
+    const uint64_t who =
+        one_set ? absent_everywhere_ ^ missing_ : absent_somewhere_ & ~absent_everywhere_;
+    return make_error(Errc::kChanged, "worker " + std::to_string(std::countr_zero(who)) +
+                                          " is in some sums of this step only: all workers have to "
+                                          "begin it again");
   }
 
   // The server is gone: it may come back without its memory, and all workers with it. They then
   // agree through it on the first turn that some of them lack, and send that again.
   Status rejoin(Deadline deadline) {
+    // What was closed without somebody would be closed again, perhaps without somebody else.
+    if (session_->welcome().quorum > 0) {
+      return make_error(Errc::kUnavailable,
+                        "the aggregator is gone; a job with a quorum does not go on after that");
+    }
     session_.reset();
     Error last = make_error(Errc::kUnavailable, "the aggregator is gone");
-    while (Clock::now() < deadline) {
-      const auto patience = std::min(deadline, Clock::now() + options_.join_timeout);
+    Deadline until = deadline;
+    if (options_.return_timeout.count() > 0)
+      until = std::min(until, Clock::now() + options_.return_timeout);
+    while (Clock::now() < until) {
+      const auto patience = std::min(until, Clock::now() + options_.join_timeout);
       auto session = Session::join(options_, socket_.port(), stream_.positions(), patience);
       if (session) {
         session_ = *std::move(session);
@@ -242,9 +303,16 @@ class ServiceReducer final : public Reducer {
   std::unique_ptr<Session> session_;
   uint32_t payload_bytes_;
   Stream stream_;
+  IntegerRounds integer_rounds_;
   std::vector<Table> tables_;
   std::vector<std::span<const uint8_t>> pieces_;
   std::string broken_;
+
+  bool first_ = true;     // the round in progress, or the next, is the first of a step
+  bool entry_ = true;     // and absent workers may come back in it
+  bool changed_ = false;  // the last step must begin again
+  uint64_t missing_ = 0;
+  uint64_t absent_somewhere_ = 0, absent_everywhere_ = 0;  // in the chunks of this round
 };
 
 Status check(const ServiceReducerOptions& options) {

@@ -99,17 +99,18 @@ bool Stream::next(uint64_t& number) {
   return true;
 }
 
-void Stream::add(uint64_t number, Op op, std::span<const uint8_t> contribution, uint32_t table) {
+void Stream::add(uint64_t number, const Contribution& contribution) {
   const auto slot = static_cast<uint32_t>(number % slots_);
   Slot& state = states_[slot];
   const uint32_t position = positions_[slot];
   ADDEND_ASSERT(!state.busy() && number == number_of(slot));
-  ADDEND_ASSERT(contribution.size() <= payload_bytes_);
-  std::memcpy(frame(slot, position) + ADDEND_FRAME_HEADER_BYTES, contribution.data(),
-              contribution.size());
-  state.length[position % 2] = static_cast<uint16_t>(contribution.size());
-  state.op[position % 2] = static_cast<uint8_t>(op);
-  state.table[position % 2] = static_cast<uint8_t>(table);
+  ADDEND_ASSERT(contribution.bytes.size() <= payload_bytes_);
+  std::memcpy(frame(slot, position) + ADDEND_FRAME_HEADER_BYTES, contribution.bytes.data(),
+              contribution.bytes.size());
+  state.length[position % 2] = static_cast<uint16_t>(contribution.bytes.size());
+  state.op[position % 2] = static_cast<uint8_t>(contribution.op);
+  state.table[position % 2] = static_cast<uint8_t>(contribution.table);
+  state.entry[position % 2] = contribution.entry;
   state.waiting = number;
   state.tries = 0;
   ++outstanding_;
@@ -125,6 +126,7 @@ void Stream::send(uint32_t slot, uint64_t now_ns) {
   header.version = ADDEND_FRAME_VERSION;
   header.kind = ADDEND_FRAME_CONTRIBUTION;
   header.flags = state.tries > 0 ? uint8_t{ADDEND_FRAME_RESENT} : uint8_t{0};
+  if (state.entry[parity]) header.flags |= ADDEND_FRAME_ENTRY;
   if (addend_op_is_table(state.op[parity])) {
     header.flags = static_cast<uint8_t>(header.flags | table_numbers_[state.table[parity]]
                                                            << ADDEND_FRAME_TABLE_SHIFT);
@@ -231,8 +233,7 @@ Stream::Verdict Stream::receive(std::span<const uint8_t> datagram, uint64_t now_
   }
   // Two turns ahead of ours: the others went on at a quorum, and ours cannot be had any more.
   if (header.turn + bases_[header.slot] - position_of(header.slot) - 2 < 1u << 31) {
-    ended = {ADDEND_NOTICE_TIMEOUT, view_.worker};
-    return Verdict::kNotice;
+    return Verdict::kLeftBehind;
   }
   if (!answers(header)) return Verdict::kIgnored;
   return accept(header, datagram.subspan(sizeof(header)), now_ns, arrival);

@@ -53,9 +53,14 @@ class Stream {
   /// independently: one that waits for a lost frame does not hold up the others. False if there is
   /// none.
   bool next(uint64_t& number);
+  struct Contribution {
+    Op op;
+    std::span<const uint8_t> bytes;
+    uint32_t table = 0;  ///< the caller's number of a table (see set_table)
+    bool entry = false;  ///< a step begins here
+  };
   /// Adds the contribution of the chunk that next() named; it is sent with the next collect.
-  /// `table` is the caller's number of a table (see set_table).
-  void add(uint64_t number, Op op, std::span<const uint8_t> contribution, uint32_t table);
+  void add(uint64_t number, const Contribution& contribution);
   /// What the aggregator calls the caller's table in this epoch.
   void set_table(uint32_t table, uint32_t number) { table_numbers_[table] = number; }
 
@@ -69,8 +74,9 @@ class Stream {
   /// When collect may have something to send again.
   uint64_t next_timeout_ns() const;
 
-  enum class Verdict : uint8_t { kIgnored, kArrived, kNotice };
-  /// A datagram from the aggregator. kArrived fills `arrival`, kNotice fills `ended`.
+  enum class Verdict : uint8_t { kIgnored, kArrived, kNotice, kLeftBehind };
+  /// A datagram from the aggregator. kArrived fills `arrival`, kNotice fills `ended`. kLeftBehind:
+  /// the others went on at a quorum, and what this worker lacks cannot be had any more.
   Verdict receive(std::span<const uint8_t> datagram, uint64_t now_ns, Arrival& arrival,
                   addend_control_ended& ended);
 
@@ -92,6 +98,7 @@ class Stream {
     uint64_t sent_ns = 0, order = 0;
     std::array<uint16_t, 2> length{};
     std::array<uint8_t, 2> op{}, table{};
+    std::array<bool, 2> entry{};
 
     bool busy() const { return again || waiting != kNobody; }
   };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements of a gradient as f32, which holds every bf16 and f16 exactly.
+// Elements of a gradient, or lanes of a float plane, as f32, which holds every bf16 and f16
+// exactly.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@ inline float load_float(DType dtype, const void* gradient, uint64_t i) {
   return dtype == DType::kBf16 ? addend_f32_from_bf16(half) : addend_f32_from_f16(half);
 }
 
-/// Stores a float that is representable in dtype.
+/// Stores a float, rounded to dtype.
 inline void store_float(DType dtype, void* gradient, uint64_t i, float value) {
   if (dtype == DType::kF32) {
     static_cast<float*>(gradient)[i] = value;

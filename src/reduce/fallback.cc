@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// A reducer that finishes on another one when the first is gone, in the middle of a step if need
+// be. docs/decisions/0022-one-set-a-step.md has the argument why the sums are still right.
+#include <array>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "addend/reduce.h"
+#include "base/bits.h"
+
+namespace addend {
+namespace {
+
+// The bytes of a round's planes, kept while the planes themselves are written to.
+class Copy {
+ public:
+  enum class Of : uint8_t { kContribution, kSums };
+
+  void take(const Round& round, Of what) {
+    of_ = what;
+    used_ = 0;
+    for (const Plane& plane : round) {
+      std::vector<uint64_t>& words = words_[used_++];
+      const uint64_t bytes = bytes_of(plane);
+      words.assign(ceil_div(bytes, sizeof(uint64_t)), 0);
+      if (bytes > 0) std::memcpy(words.data(), memory_of(plane), bytes);
+    }
+  }
+  /// REQUIRES: the round has the planes that were taken.
+  void give(Round& round) const {
+    for (std::size_t p = 0; p < used_; ++p) {
+      const Plane& plane = round.planes[p];
+      if (bytes_of(plane) > 0) std::memcpy(memory_of(plane), words_[p].data(), bytes_of(plane));
+    }
+  }
+  void clear_bits() {
+    for (std::size_t p = 0; p < used_; ++p)
+      words_[p].assign(words_[p].size(), 0);
+  }
+  /// The copy itself as planes of bits.
+  Round as_bits() {
+    Round round;
+    for (std::size_t p = 0; p < used_; ++p)
+      round.add({Op::kOrU64, words_[p].size(), words_[p].data(), nullptr, nullptr});
+    return round;
+  }
+
+ private:
+  uint64_t bytes_of(const Plane& plane) const {
+    return of_ == Of::kSums ? op_sum_bytes(plane.op, plane.lanes) : op_bytes(plane.op, plane.lanes);
+  }
+  void* memory_of(const Plane& plane) const {
+    return of_ == Of::kSums && is_table_sum(plane.op) ? plane.sums : plane.data;
+  }
+
+  Of of_ = Of::kContribution;
+  std::size_t used_ = 0;
+  std::array<std::vector<uint64_t>, Round::kMaxPlanes> words_;
+};
+
+bool is_gone(Errc code) {
+  return code == Errc::kUnavailable || code == Errc::kTimeout || code == Errc::kIo;
+}
+
+// A worker completes round k only if all have contributed to it, so all have completed k - 1: the
+// rounds that workers have completed differ by one at the most, and two bits tell who is ahead.
+class FallbackReducer final : public Reducer {
+ public:
+  FallbackReducer(std::unique_ptr<Reducer> primary, std::unique_ptr<Reducer> fallback,
+                  std::function<void(const Error&)> on_switch)
+      : primary_(std::move(primary)),
+        fallback_(std::move(fallback)),
+        on_switch_(std::move(on_switch)) {}
+
+  uint32_t world() const override { return fallback_->world(); }
+  uint32_t worker() const override { return fallback_->worker(); }
+  void begin_step() override { active().begin_step(); }
+  uint64_t missing() const override { return active().missing(); }
+  double float_error() const override { return active().float_error(); }
+
+  Status reduce(Round& round, Deadline deadline) override {
+    // Nothing is waited for in an empty round, so it tells nothing about where the others are.
+    if (round.bytes() == 0) return {};
+    if (!primary_) return fallback_->reduce(round, deadline);
+    contribution_.take(round, Copy::Of::kContribution);
+    const Status status = primary_->reduce(round, deadline);
+    if (!status && is_gone(status.error().code))
+      return switch_over(status.error(), round, deadline);
+    const bool changed = !status && status.error().code == Errc::kChanged;
+    if (status || changed) {
+      ++completed_;
+      sums_.take(round, Copy::Of::kSums);
+      partial_ = changed || primary_->missing() != 0;
+    }
+    return status;
+  }
+
+ private:
+  Reducer& active() const { return primary_ ? *primary_ : *fallback_; }
+
+  Status switch_over(const Error& why, Round& round, Deadline deadline) {
+    primary_.reset();
+    if (on_switch_) on_switch_(why);
+    constexpr uint32_t kPartial = 4;
+    uint64_t places = uint64_t{1} << completed_ % 4 | uint64_t{partial_} << kPartial;
+    Round question;
+    question.add({Op::kOrU64, 1, &places, nullptr, nullptr});
+    ADDEND_TRY(fallback_->reduce(question, deadline));
+    if ((places >> kPartial & 1) != 0) {
+      return make_error(Errc::kUnavailable,
+                        "the aggregator went while workers were missing: " + why.message);
+    }
+    const auto is_taken = [&](uint64_t place) { return (places >> place % 4 & 1) != 0; };
+    if (is_taken(completed_ + 2) || (is_taken(completed_ + 1) && is_taken(completed_ + 3))) {
+      return make_error(Errc::kUnavailable, "workers are too far apart to go on: " + why.message);
+    }
+    if (is_taken(completed_ + 1)) return take_sums(round, deadline);
+    if (is_taken(completed_ + 3)) ADDEND_TRY(share_sums(deadline));
+    contribution_.give(round);
+    return fallback_->reduce(round, deadline);
+  }
+
+  // Some workers have this round's sums, all of them the same bits; OR with nothing keeps them.
+  Status take_sums(Round& round, Deadline deadline) {
+    sums_.take(round, Copy::Of::kSums);
+    sums_.clear_bits();
+    Round bits = sums_.as_bits();
+    ADDEND_TRY(fallback_->reduce(bits, deadline));
+    sums_.give(round);
+    return {};
+  }
+  Status share_sums(Deadline deadline) {
+    Round bits = sums_.as_bits();
+    return fallback_->reduce(bits, deadline);
+  }
+
+  std::unique_ptr<Reducer> primary_;  // null once it is gone
+  std::unique_ptr<Reducer> fallback_;
+  std::function<void(const Error&)> on_switch_;
+  uint64_t completed_ = 0;  // rounds on the primary
+  bool partial_ = false;    // the last of them was without some worker
+  Copy contribution_, sums_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Reducer>> create_fallback_reducer(
+    std::unique_ptr<Reducer> primary, std::unique_ptr<Reducer> fallback,
+    std::function<void(const Error&)> on_switch) {
+  if (!primary || !fallback) return make_error(Errc::kInvalidArgument, "two reducers are needed");
+  if (primary->world() != fallback->world() || primary->worker() != fallback->worker()) {
+    return make_error(Errc::kInvalidArgument,
+                      "this is worker " + std::to_string(primary->worker()) + " of " +
+                          std::to_string(primary->world()) + " in one group and worker " +
+                          std::to_string(fallback->worker()) + " of " +
+                          std::to_string(fallback->world()) + " in the other");
+  }
+  return std::unique_ptr<Reducer>(std::make_unique<FallbackReducer>(
+      std::move(primary), std::move(fallback), std::move(on_switch)));
+}
+
+}  // namespace addend

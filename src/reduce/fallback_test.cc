@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstring>
+#include <numeric>
+
+#include "addend/reduce.h"
+#include "gtest/gtest.h"
+#include "tests/support/spawn.h"
+
+namespace addend {
+namespace {
+
+using testing_support::far;
+using testing_support::spawn_workers;
+
+// A server that dies in a given round, when it has told only some of the workers the sums. The
+// others' planes are half overwritten by then.
+class DyingReducer final : public Reducer {
+ public:
+  DyingReducer(std::unique_ptr<Reducer> all, uint32_t last_round, uint64_t told)
+      : all_(std::move(all)), last_round_(last_round), told_(told) {}
+  uint32_t world() const override { return all_->world(); }
+  uint32_t worker() const override { return all_->worker(); }
+  uint64_t missing() const override { return missing_; }
+
+  Status reduce(Round& round, Deadline deadline) override {
+    if (dead_) return make_error(Errc::kTimeout, "the server did not come back");
+    ADDEND_TRY(all_->reduce(round, deadline));
+    dead_ = ++rounds_ == last_round_;
+    if (!dead_ || (told_ >> worker() & 1) != 0) return {};
+    for (const Plane& plane : round)
+      std::memset(plane.data, 0x5A, op_bytes(plane.op, plane.lanes) / 2);
+    return make_error(Errc::kTimeout, "the server did not come back");
+  }
+  void miss(uint64_t workers) { missing_ = workers; }
+
+ private:
+  std::unique_ptr<Reducer> all_;
+  uint32_t last_round_, rounds_ = 0;
+  uint64_t told_, missing_ = 0;
+  bool dead_ = false;
+};
+
+constexpr uint32_t kWorld = 3;
+constexpr uint64_t kLanes = 1001;
+
+uint16_t entry(uint64_t i) { return static_cast<uint16_t>(7 * i); }
+
+// Rounds of two planes, and empty ones between them; every sum is checked.
+void reduce_rounds(Reducer& reducer, uint32_t rounds) {
+  std::array<uint16_t, 16> table;
+  for (uint64_t i = 0; i < table.size(); ++i)
+    table[i] = entry(i);
+  for (uint32_t r = 0; r < rounds; ++r) {
+    std::vector<float> lanes(kLanes);
+    std::iota(lanes.begin(), lanes.end(), static_cast<float>(r * 10 + reducer.worker()));
+    std::vector<uint8_t> indices(kLanes + 1, static_cast<uint8_t>(0x11 * (reducer.worker() + r)));
+    std::vector<uint16_t> sums(kLanes + 1);
+    Round round;
+    round.add({Op::kSumF32, kLanes, lanes.data(), nullptr, nullptr});
+    round.add({Op::kTableSumU16, kLanes + 1, indices.data(), table.data(), sums.data()});
+    const Status status = reducer.reduce(round, far());
+    ASSERT_TRUE(status) << status.error().message;
+    for (uint64_t i = 0; i < kLanes; ++i) {
+      ASSERT_EQ(lanes[i], static_cast<float>(3 * i + 30 * r + 3)) << "round " << r << " lane " << i;
+      ASSERT_EQ(sums[i], entry(r) + entry(r + 1) + entry(r + 2)) << "round " << r << " lane " << i;
+    }
+    Round empty;
+    empty.add({Op::kSumF32, 0, lanes.data(), nullptr, nullptr});
+    ASSERT_TRUE(reducer.reduce(empty, far()));
+  }
+}
+
+TEST(FallbackReducer, FinishesWhateverTheWorkersWereTold) {
+  for (uint64_t told = 0; told < 1u << kWorld; ++told) {
+    auto primary = create_local_group(kWorld), secondary = create_local_group(kWorld);
+    spawn_workers(kWorld, {}, [&](uint32_t w, Reducer&) {
+      uint32_t switches = 0;
+      auto reducer =
+          create_fallback_reducer(std::make_unique<DyingReducer>((*primary)->reducer(w), 3, told),
+                                  (*secondary)->reducer(w), [&](const Error&) { ++switches; });
+      ASSERT_TRUE(reducer);
+      reduce_rounds(**reducer, 6);
+      EXPECT_EQ(switches, 1u);
+    });
+  }
+}
+
+TEST(FallbackReducer, DoesNotGuessWhatASumWithoutSomeWorkersWouldHaveBeen) {
+  auto primary = create_local_group(kWorld), secondary = create_local_group(kWorld);
+  spawn_workers(kWorld, {}, [&](uint32_t w, Reducer&) {
+    auto dying = std::make_unique<DyingReducer>((*primary)->reducer(w), 1, 7);
+    dying->miss(w == 0 ? 4 : 0);
+    auto reducer = create_fallback_reducer(std::move(dying), (*secondary)->reducer(w));
+    uint64_t lane = 1;
+    Round round;
+    round.add({Op::kOrU64, 1, &lane, nullptr, nullptr});
+    ASSERT_TRUE((*reducer)->reduce(round, far()));
+    const Status status = (*reducer)->reduce(round, far());
+    ASSERT_FALSE(status);
+    EXPECT_EQ(status.error().code, Errc::kUnavailable);
+  });
+}
+
+TEST(FallbackReducer, WantsTheSameWorkersInBothGroups) {
+  auto three = create_local_group(3), two = create_local_group(2);
+  EXPECT_FALSE(create_fallback_reducer((*three)->reducer(0), (*two)->reducer(0)));
+  EXPECT_FALSE(create_fallback_reducer((*three)->reducer(1), (*three)->reducer(2)));
+  EXPECT_FALSE(create_fallback_reducer((*two)->reducer(1), nullptr));
+}
+
+}  // namespace
+}  // namespace addend
