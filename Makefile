@@ -87,7 +87,7 @@ test-tsan:
 	tools/install_packages.sh build test
 	cmake --preset tsan -DADDEND_APPS=OFF
 	cmake --build --preset tsan -j $(JOBS) --target $(TSAN_TESTS)
-	ctest --preset tsan -R '^($(subst $(space),|,$(TSAN_TESTS)))$$'
+	ctest --preset tsan -j $(JOBS) -R '^($(subst $(space),|,$(TSAN_TESTS)))$$'
 
 fuzz:
 	tools/install_packages.sh build fuzz

@@ -76,7 +76,7 @@ class Bars:
         """Density is that of the union: the workers' non-zeros are at the same places."""
         def command(worker: int) -> list:
             return [self.addend, "perf", "--reducer", "service", "--aggregator", f"10.77.{worker}.1:7700", "--identity", "lab", "--key",
-                    self.key, "--workers", WORLD, "--worker", worker, "-b", size, "-e", size, "-w", 1, "-n", 3, "-c", codec, "--density",
+                    self.key, "--workers", WORLD, "--worker", worker, "-b", size, "-e", size, "-w", 1, "-n", 9, "-c", codec, "--density",
                     density, "--overlap", "full", "--values", "integers", "--gbit", 1, "--piece", piece, "--json"]
         rows = json.loads(self.all_workers(command)[0])["results"]
         row = next(row for row in rows if row["codec"] == codec)
