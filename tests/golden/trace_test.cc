@@ -211,14 +211,17 @@ Trace independent_slots() {
 Trace quorum() {
   Scene scene(
       {"Patience 1 ms, quorum 2 of 3: turn 0 closes without worker 1, whose contribution then is",
-       "late and answered with the partial result; turn 1 is complete; turn 2 has one contributor",
-       "only, so the epoch ends."});
+       "late and answered with the partial result. From then on it is absent: turn 1 is closed",
+       "without waiting for it. Turn 2 begins a step (entry), so it is back; turn 3 has one",
+       "contributor only, and the epoch ends."});
   scene.job().patience_ns = 1'000'000;
   scene.job().quorum = 2;
   scene.in(0, 0, 0, 1).in(2, 0, 0, 3).expire(900'000).expire(100'000);
   scene.in(1, 0, 0, 2).in(0, 0, 0, 1).expire(5'000'000);
   scene.in(1, 0, 1, 2).in(2, 0, 1, 3).in(0, 0, 1, 1);
-  scene.in(2, 0, 2, 3).expire(1'000'000).in(0, 0, 2, 1).expire(1'000'000);
+  const auto entry = [](Packet& p) { p.header.flags |= ADDEND_FRAME_ENTRY; };
+  scene.in(0, 0, 2, 1, entry).in(2, 0, 2, 3, entry).in(1, 0, 2, 2, entry);
+  scene.in(2, 0, 3, 3).expire(1'000'000).in(0, 0, 3, 1).expire(1'000'000);
   return scene.take();
 }
 
@@ -282,7 +285,6 @@ Trace refusals() {
       [](auto& h) { h.kind = 0; },
       [](auto& h) { h.flags = ADDEND_FRAME_BIG_ENDIAN; },
       [](auto& h) { h.flags = ADDEND_FRAME_PARTIAL; },
-      [](auto& h) { h.flags = 8; },
       [](auto& h) { h.op = ADDEND_OP_COUNT; },
       [](auto& h) { h.op = 255; },
       [](auto& h) { h.flags = 1 << ADDEND_FRAME_TABLE_SHIFT; },  // of a sum without table
