@@ -11,7 +11,9 @@ shaped     4 ranks in network namespaces with 1 Gbit/s links: 64 MB with 5 % uni
 ddp        4 ranks, loopback: a training step with dense gradients, attach() against plain DDP, and
            the time inside the hook, a step's mean over its buckets
 
-A time is the median over calls of the slowest rank's time, with calls of both sides alternating.
+A time is the median over calls, with calls of both sides alternating. A call takes from when the
+last rank begins until the last is done: all ranks are on one host and read one monotonic clock, and
+what a barrier lets ranks begin apart is nobody's work.
 """
 
 from __future__ import annotations
@@ -50,10 +52,11 @@ def alternate(sides: dict[str, Callable[[], Callable[[], Any]]], calls: int, war
             dist.barrier()
             begin = time.perf_counter()
             call()
-            took = torch.tensor([time.perf_counter() - begin])
-            dist.all_reduce(took, op=dist.ReduceOp.MAX)
+            end = time.perf_counter()
+            latest = torch.tensor([begin, end], dtype=torch.float64)
+            dist.all_reduce(latest, op=dist.ReduceOp.MAX)
             if i >= warm:
-                times[name].append(float(took))
+                times[name].append(float(latest[1] - latest[0]))
     return times
 
 

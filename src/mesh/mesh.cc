@@ -24,6 +24,10 @@ uint64_t aligned(uint64_t bytes) {
   return (bytes + Mesh::kAlign - 1) / Mesh::kAlign * Mesh::kAlign;
 }
 
+// How long a wait asks again and again before it sleeps: about what waking up takes. Ranks that
+// come at the same time then do not sleep at all.
+constexpr std::chrono::microseconds kSpin{50};
+
 bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
 timespec to_timespec(std::chrono::nanoseconds time) {
@@ -201,13 +205,16 @@ Result<bool> Mesh::wait(uint64_t number, std::chrono::nanoseconds patience) {
     return make_error(Errc::kInvalidArgument, "exchange " + std::to_string(number) + " is unknown");
   }
   const auto until = Clock::now() + patience;
+  const auto spin_until = Clock::now() + kSpin;
   std::vector<pollfd> events;
   for (;;) {
     if (!broken_.empty()) return make_error(Errc::kUnavailable, broken_);
     ADDEND_TRY(progress());
     if (exchange->reading == 0 && exchange->writing == 0) return true;
-    const auto left = until - Clock::now();
+    const auto now = Clock::now();
+    const auto left = until - now;
     if (left <= left.zero()) return false;
+    if (now < spin_until) continue;
     events.clear();
     for (uint32_t rank = 0; rank < world(); ++rank) {
       const Peer& peer = peers_[rank];

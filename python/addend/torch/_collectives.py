@@ -62,7 +62,10 @@ class Pending:
             self._streams.append(memory.stream)
         if result is not None:
             with memory.order(), torch.no_grad():
-                self._tensor.copy_(result)
+                if result.is_sparse:
+                    self._tensor.data = result  # its copy_ would copy what nobody else has
+                else:
+                    self._tensor.copy_(result)
         self._ended.set()
 
     def failed(self, error: Exception) -> None:
@@ -264,13 +267,18 @@ def _sparse_job(context: _Context, tensor: torch.Tensor, call: _Call) -> tuple[P
 
 def _dense_job(context: _Context, tensor: torch.Tensor, known: _Dense) -> tuple[Pending, Job]:
     pending = Pending(tensor)
-    flat = tensor.detach().contiguous().view(-1)
+    call, plan, coder = known
+    by_piece = coder is not None and len(coder.runs) > 1
     stands_in = not tensor.is_contiguous()
+    flat = tensor.detach()
+    if stands_in:
+        flat = flat.contiguous()
+    if by_piece:
+        flat = flat.view(-1)
 
     def done(memory: Memory) -> None:
         pending.done(memory, flat.view(tensor.shape) if stands_in else None)
 
-    call, plan, coder = known
     place = Place(context.calls)
     base = context.worker.greeter, context.meter, place, flat, plan, done, pending.failed
     if coder is None:
@@ -280,7 +288,7 @@ def _dense_job(context: _Context, tensor: torch.Tensor, known: _Dense) -> tuple[
         coder=coder,
         in_place=stands_in,
         device_scale=call.scale,
-        by_piece=len(coder.runs) > 1,
+        by_piece=by_piece,
     )
 
 

@@ -321,7 +321,23 @@ class Engine:
             ]
         return works
 
+    def _scatter_alone(self, plane: Plane, last: bool, works: list[Any]) -> Steps:
+        """A plane of equal segments travels from where it is, and its sums to where they belong."""
+        share = plane.lanes // self.world
+        nbytes, sum_nbytes = plane.op.nbytes(share), plane.op.sum_nbytes(share)
+        receive, summed = self._pool.take(plane.nbytes), self._pool.take(sum_nbytes)
+        send = tensor_at(plane.data, plane.nbytes)
+        yield Wait([*works, *self._all_to_all(receive[: plane.nbytes], send)])
+        pieces = [receive.data_ptr() + rank * nbytes for rank in range(self.world)]
+        _fold_all(plane, pieces, share, summed.data_ptr())
+        target = tensor_at(plane.sums if plane.op.is_table_sum else plane.data, plane.sum_nbytes)
+        yield Wait(self._all_gather(target, summed[:sum_nbytes]), last)
+        self._pool.give(receive, summed)
+
     def _reduce_by_scatter(self, planes: Sequence[Plane], last: bool, works: list[Any]) -> Steps:
+        if len(planes) == 1 and planes[0].lanes % (16 * self.world) == 0:
+            yield from self._scatter_alone(planes[0], last, works)
+            return
         # Segments in lanes, a multiple of 16 so that they begin on whole bytes and words.
         shares = [-(-plane.lanes // (16 * self.world)) * 16 for plane in planes]
         room_in = _places([p.op.nbytes(n) for p, n in zip(planes, shares)])

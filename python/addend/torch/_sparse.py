@@ -50,6 +50,7 @@ class SparseSums:
         kind, _, options = spec.partition(":")
         self.plain = kind == "dense" or (kind == "exact" and "reproducible" not in options)
         self.plan = Plan("")
+        self._key: tuple[Any, ...] | None = None  # what the plan is for
         self.most = 0  # rows of the rank that had most, last time
         self.union = 0  # rows of all ranks together, last time
         self._codec: Codec | None = None
@@ -57,13 +58,15 @@ class SparseSums:
 
     def open(self, tensor: torch.Tensor, scale: float) -> None:
         """Makes a plan for this tensor's shape; a new shape begins anew."""
-        text = (
+        key = (tensor.dtype, tensor.shape, tensor.sparse_dim(), scale)
+        if self._key == key:
+            return
+        self._key = key
+        self.plan = Plan(
             f"{self.name}: {tensor.dtype} {tuple(tensor.shape)}, sparse in {tensor.sparse_dim()}"
             f" dimensions, codec {self.spec}, times {scale:g}"
         )
-        if self.plan.text != text:
-            self.plan = Plan(text)
-            self.most = self.union = 0
+        self.most = self.union = 0
 
     def gathers(self, most: int, values: torch.Tensor) -> bool:
         """Whether sending all values to all ranks is the cheaper way; `most`: any rank's rows."""
