@@ -258,6 +258,8 @@ ADDEND_API addend_status addend_reducer_reduce(addend_reducer* reducer, addend_r
 /* The next round is the first of a step: a service lets workers that it went on without take part
  * again. Call it before the first round of every step on all workers; pipelines do. */
 ADDEND_API void addend_reducer_begin_step(addend_reducer* reducer);
+/* How many workers suffice for a sum when others are late; 0: all are waited for. */
+ADDEND_API uint32_t addend_reducer_quorum(const addend_reducer* reducer);
 /* Workers that are not in the sums of this step, bit w being worker w; 0 if all are in them. Known
  * after the first round; a later round that differs is ADDEND_CHANGED on all workers: cancel the
  * step and begin it again. */
@@ -296,7 +298,7 @@ ADDEND_API addend_status addend_mesh_wait(addend_mesh* mesh, uint64_t exchange, 
 ADDEND_API addend_status addend_mesh_message(const addend_mesh* mesh, uint64_t exchange,
                                              uint32_t rank, addend_piece* message);
 /* Sums planes over all ranks, in the order of ranks, into `planes`: in every message they are the
- * pieces behind the first `offset` bytes. ADDEND_MISMATCH if a message has another length. */
+ * pieces behind the first `offset` bytes. ADDEND_UNAVAILABLE if a message has another length. */
 ADDEND_API addend_status addend_mesh_sum(const addend_mesh* mesh, uint64_t exchange,
                                          uint64_t offset, const addend_plane* planes,
                                          uint32_t count);

@@ -36,6 +36,9 @@ class Reducer {
   /// is kChanged on all workers: its sums are of no use, and the step must begin again, with this
   /// call. agree makes it.
   virtual void begin_step() {}
+  /// How many workers suffice for a sum when others are late; 0: all are waited for. Then
+  /// begin_step must be called, and kChanged can come.
+  virtual uint32_t quorum() const { return 0; }
   /// Workers that are not in the sums of this step: bit w is worker w. Known after its first round.
   virtual uint64_t missing() const { return 0; }
 

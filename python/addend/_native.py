@@ -168,6 +168,7 @@ _FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("reducer_reduce", c_int, [_REDUCER, POINTER(Round), c_uint64]),
     ("reducer_begin_step", None, [_REDUCER]),
     ("reducer_missing", c_uint64, [_REDUCER]),
+    ("reducer_quorum", c_uint32, [_REDUCER]),
     ("reducer_destroy", None, [_REDUCER]),
     ("mesh_create", c_int, [c_uint32, c_uint32, POINTER(c_int), c_int, POINTER(_MESH)]),
     ("mesh_destroy", None, [_MESH]),

@@ -131,6 +131,11 @@ class ServiceReducer:
         library.reducer_begin_step(self._handle)
 
     @property
+    def quorum(self) -> int:
+        """How many workers suffice for a sum when others are late, as the job has it; 0: all."""
+        return int(library.reducer_quorum(self._handle))
+
+    @property
     def missing(self) -> int:
         """Workers that are not in the sums of this step: bit w is worker w."""
         return int(library.reducer_missing(self._handle))

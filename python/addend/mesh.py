@@ -187,6 +187,7 @@ class Trip:
 
     def close(self) -> None:
         self._finalizer()
+        self._handle = ctypes.c_void_p()
 
     @property
     def round_number(self) -> int:

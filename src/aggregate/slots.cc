@@ -24,6 +24,10 @@ Result<Slots> Slots::create(const SlotsOptions& options, std::shared_ptr<Attenda
   if (options.quorum > options.world) {
     return make_error(Errc::kInvalidArgument, "a quorum is at most all workers");
   }
+  if (options.quorum > 0 && options.patience_ns == 0) {
+    return make_error(Errc::kInvalidArgument,
+                      "a quorum needs patience: how long to wait before it suffices");
+  }
   Slots slots(options);
   slots.attendance_ = attendance ? std::move(attendance) : std::make_shared<Attendance>();
   slots.everyone_ = low_mask(options.world);

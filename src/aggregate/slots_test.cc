@@ -385,6 +385,7 @@ TEST(SlotsCreate, RefusesWhatCannotBeAJob) {
   EXPECT_TRUE(refused([](SlotsOptions& o) { o.payload_bytes = 12; }));
   EXPECT_TRUE(refused([](SlotsOptions& o) { o.payload_bytes = 8840; }));
   EXPECT_TRUE(refused([](SlotsOptions& o) { o.quorum = 3; }));
+  EXPECT_TRUE(refused([](SlotsOptions& o) { o.quorum = 1; }));  // and no patience
 }
 
 }  // namespace

@@ -23,9 +23,7 @@ int milliseconds_until(Deadline deadline) {
 Result<net::Descriptor> connect_tcp(const net::Address& address, Deadline deadline) {
   net::Descriptor socket(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket) return net::io_error("cannot make a TCP socket");
-  const int on = 1;
-  setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+  net::watch_connection(socket.get());
   if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address.raw),
                 sizeof(address.raw)) != 0 &&
       errno != EINPROGRESS) {

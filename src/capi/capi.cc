@@ -366,6 +366,9 @@ addend_status addend_reducer_reduce(addend_reducer* reducer, addend_round* round
 void addend_reducer_begin_step(addend_reducer* reducer) {
   if (reducer != nullptr) reducer->reducer->begin_step();
 }
+uint32_t addend_reducer_quorum(const addend_reducer* reducer) {
+  return reducer == nullptr ? 0 : reducer->reducer->quorum();
+}
 uint64_t addend_reducer_missing(const addend_reducer* reducer) {
   return reducer == nullptr ? 0 : reducer->reducer->missing();
 }

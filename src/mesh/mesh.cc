@@ -256,9 +256,9 @@ Status Mesh::sum(uint64_t number, uint64_t offset, std::span<Plane> planes) cons
   std::vector<const uint8_t*> sources(world());
   for (uint32_t rank = 0; rank < world(); ++rank) {
     if (exchange->messages[rank].length != length) {
-      return make_error(Errc::kMismatch, "rank " + std::to_string(rank) + " sent " +
-                                             std::to_string(exchange->messages[rank].length) +
-                                             " bytes, not " + std::to_string(length));
+      return make_error(Errc::kUnavailable, "rank " + std::to_string(rank) + " sent " +
+                                                std::to_string(exchange->messages[rank].length) +
+                                                " bytes, not " + std::to_string(length));
     }
   }
   uint64_t at = offset;

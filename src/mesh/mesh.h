@@ -49,7 +49,7 @@ class Mesh {
   Result<std::span<const uint8_t>> message(uint64_t exchange, uint32_t rank) const;
 
   /// Sums planes that lie one after the other in all messages, from `offset` on, each at the next
-  /// multiple of kAlign: in the order of ranks, so alike everywhere. kMismatch, and nothing
+  /// multiple of kAlign: in the order of ranks, so alike everywhere. kUnavailable, and nothing
   /// written, if a message has not exactly this length.
   Status sum(uint64_t exchange, uint64_t offset, std::span<Plane> planes) const;
 

@@ -7,6 +7,9 @@
 #include <string>
 #include <utility>
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "addend/result.h"
@@ -34,6 +37,17 @@ class Descriptor {
  private:
   int fd_ = -1;
 };
+
+/// Makes a TCP connection notice within seconds that the other host is gone, which may send nothing
+/// as it goes; and send small messages at once.
+inline void watch_connection(int socket) {
+  const int on = 1, idle_s = 5, interval_s = 2, probes = 3;
+  setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+  setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
+  setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof(interval_s));
+  setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
+}
 
 /// What the last system call refused, as an error.
 inline Error io_error(const std::string& what) {

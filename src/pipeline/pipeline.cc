@@ -144,6 +144,7 @@ class ThreadedPipeline final : public Pipeline {
   void reduce_rounds(Bucket& bucket) {
     const Deadline deadline = std::chrono::steady_clock::now() + options_.deadline;
     while (!try_rounds(bucket, deadline)) {
+      if (!bucket.status) continue;  // what the others have not heard yet
       bucket.codec->cancel();
       bucket.begun = false;
       bucket.has_round = false;
@@ -161,6 +162,7 @@ class ThreadedPipeline final : public Pipeline {
         {"the plan or layout", bucket.codec->fingerprint()},
     }};
     Status status = reducer_.agree(claims, deadline);
+    if (!status && status.error().code == Errc::kChanged) return false;
     if (!bucket.status) return true;
     if (status) status = bucket.codec->set_missing(reducer_.missing());
     while (status && bucket.has_round) {

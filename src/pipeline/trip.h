@@ -30,7 +30,8 @@ struct Span {
   std::chrono::steady_clock::time_point begin, end;
 };
 
-/// One codec's trips over one mesh, which both outlive it. One thread at a time.
+/// One codec's trips over one mesh; both outlive what it does, and the codec outlives it. One
+/// thread at a time.
 class Trip {
  public:
   Trip(Mesh& mesh, Codec& codec) : mesh_(&mesh), codec_(&codec) {}
@@ -78,7 +79,7 @@ class Trip {
   std::vector<uint8_t> header_;
   Round round_;
   bool more_ = false;     // round_ is to be reduced
-  bool carried_ = false;  // it travels with the header
+  bool carried_ = false;  // it travels over the mesh
   std::atomic<uint32_t> round_number_ = 0;
   uint64_t exchange_ = 0;
   bool held_ = false;  // the exchange is not released yet

@@ -76,13 +76,27 @@ class FallbackReducer final : public Reducer {
   uint32_t world() const override { return fallback_->world(); }
   uint32_t worker() const override { return fallback_->worker(); }
   void begin_step() override { active().begin_step(); }
+  uint32_t quorum() const override { return active().quorum(); }
   uint64_t missing() const override { return active().missing(); }
   double float_error() const override { return active().float_error(); }
 
   Status reduce(Round& round, Deadline deadline) override {
     // Nothing is waited for in an empty round, so it tells nothing about where the others are.
     if (round.bytes() == 0) return {};
-    if (!primary_) return fallback_->reduce(round, deadline);
+    if (!broken_.empty()) return make_error(Errc::kUnavailable, broken_);
+    const Status status =
+        primary_ ? reduce_first(round, deadline) : fallback_->reduce(round, deadline);
+    // Whoever fails does not know where the others are: a later round of theirs may look like ours.
+    const bool lasting = !status && status.error().code != Errc::kChanged &&
+                         status.error().code != Errc::kInvalidArgument;
+    if (lasting) broken_ = "an earlier round failed: " + status.error().message;
+    return status;
+  }
+
+ private:
+  Reducer& active() const { return primary_ ? *primary_ : *fallback_; }
+
+  Status reduce_first(Round& round, Deadline deadline) {
     contribution_.take(round, Copy::Of::kContribution);
     const Status status = primary_->reduce(round, deadline);
     if (!status && is_gone(status.error().code))
@@ -95,9 +109,6 @@ class FallbackReducer final : public Reducer {
     }
     return status;
   }
-
- private:
-  Reducer& active() const { return primary_ ? *primary_ : *fallback_; }
 
   Status switch_over(const Error& why, Round& round, Deadline deadline) {
     primary_.reset();
@@ -140,6 +151,7 @@ class FallbackReducer final : public Reducer {
   std::function<void(const Error&)> on_switch_;
   uint64_t completed_ = 0;  // rounds on the primary
   bool partial_ = false;    // the last of them was without some worker
+  std::string broken_;      // why nothing works any more
   Copy contribution_, sums_;
 };
 

@@ -145,9 +145,7 @@ void Control::accept_all() {
       log_(LogLevel::kWarning, "connection refused: too many", {});
       continue;
     }
-    const int on = 1;
-    setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-    setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+    net::watch_connection(socket.get());
     auto stream = auth::TlsStream::create(*tls_, socket.get(), auth::TlsStream::Side::kServer);
     if (!stream) continue;
     connections_.push_back(std::unique_ptr<Connection>(

@@ -385,9 +385,13 @@ void Registry::lost(ConnectionId from) {
   while (worker + 1 < job.members.size() && job.members[worker].connection != from)
     ++worker;
   log(LogLevel::kWarning, "worker lost", job, worker);
-  // With a quorum the others go on without it.
-  if (job.epoch != 0 && job.options.quorum == 0) end_epoch(job, ADDEND_NOTICE_CLOSED, worker);
   forget(job, from);
+  // With a quorum the others go on without it, while they are one.
+  const auto left = static_cast<uint32_t>(
+      std::count_if(job.members.begin(), job.members.end(),
+                    [](const Member& member) { return member.connection != 0; }));
+  const bool enough = job.options.quorum > 0 && left >= job.options.quorum;
+  if (job.epoch != 0 && !enough) end_epoch(job, ADDEND_NOTICE_CLOSED, worker);
   remove_if_done(key);
 }
 

@@ -160,6 +160,27 @@ TEST_F(RegistryTest, WithAQuorumTheOthersGoOn) {
   EXPECT_EQ(planes_.live.size(), 1u);
 }
 
+TEST_F(RegistryTest, FewerThanAQuorumAreToldAtOnce) {
+  addend_control_join first = message("ring", 0), second = message("ring", 1);
+  first.job.quorum = second.job.quorum = 2;
+  first.job.patience_ns = second.job.patience_ns = 1000;
+  ASSERT_TRUE(registry_.join(10, "one", peer_, first, {}));
+  ASSERT_TRUE(registry_.join(11, "one", peer_, second, {}));
+  registry_.lost(11);
+  EXPECT_EQ(planes_.ended.size(), 1u);
+  const auto letters = mail_.of(ADDEND_CONTROL_ENDED);
+  ASSERT_EQ(letters.size(), 1u);
+  EXPECT_EQ(letters[0].to, 10u);
+  EXPECT_EQ(letters[0].as<addend_control_ended>().worker, 1u);
+}
+
+TEST_F(RegistryTest, AQuorumWithoutPatienceIsRefused) {
+  addend_control_join first = message("ring", 0);
+  first.job.quorum = 1;
+  first.job.patience_ns = 0;
+  EXPECT_FALSE(registry_.join(10, "one", peer_, first, {}));
+}
+
 TEST_F(RegistryTest, JoiningAgainEndsTheEpochAndGathersAnew) {
   start_ring();
   const uint32_t before = planes_.last->slots.epoch;

@@ -93,8 +93,9 @@ def test_trains_every_model_on_shaped_links(tmp_path: Path) -> None:
     for model in document["models"]:
         dense_bytes = model["dense_bytes"]
         ddp = next(run for run in model["runs"] if run["codec"] == "ddp")
-        # Two workers send each other half of the gradient twice; the rest is headers.
-        assert dense_bytes <= ddp["link_bytes"] <= 1.2 * dense_bytes
+        # Two workers send each other half of the gradient twice; the rest is headers. A step's last
+        # packets may be counted in the next one, and those of the last in none.
+        assert 0.9 * dense_bytes <= ddp["link_bytes"] <= 1.2 * dense_bytes
         # No faster than the link carries it, less what a full bucket lets pass at once.
         assert ddp["median_step_s"] >= (dense_bytes - 1_000_000) * 8 / 2e9
 

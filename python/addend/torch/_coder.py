@@ -303,6 +303,8 @@ def _planes(rounds: Sequence[Round]) -> list[Plane]:
 class CodecJob(GradientJob):
     """The gradient travels as its codecs say."""
 
+    _place: Place
+
     def __init__(
         self,
         *base: Any,
@@ -401,12 +403,16 @@ class CodecJob(GradientJob):
                     go_on(0.0)
         for stage, begin, end in trip.spans():
             self._meter.add_time(stage, begin, end, self._place.step, self._place.bucket)
+        self._leave(trip)
+
+    def _leave(self, trip: Trip) -> None:
+        """From now on others may close the trip; whoever asks still learns where it ended."""
+        self._place, self._trip = self._place._replace(round=trip.round_number), None
 
     @property
     def place(self) -> Place:
-        if self._trip is None:
-            return self._place
-        return self._place._replace(round=self._trip.round_number)
+        trip = self._trip  # another thread may ask
+        return self._place if trip is None else self._place._replace(round=trip.round_number)
 
     @place.setter
     def place(self, place: Place) -> None:
@@ -508,6 +514,8 @@ class CodecJob(GradientJob):
         self._coder.count_into(self._meter)
 
     def fail(self, error: Exception) -> None:
+        if self._trip is not None:
+            self._leave(self._trip)
         self._take_back()
         super().fail(error)
 

@@ -103,7 +103,10 @@ class _Context:
         return _recall(self.known, key, lambda: self._make_dense(tensor, call))
 
     def _make_dense(self, tensor: torch.Tensor, call: _Call) -> _Dense:
-        text = f"{tensor.dtype} {tuple(tensor.shape)}, codec {call.spec}, times {call.scale:g}"
+        text = (
+            f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device.type}, codec {call.spec},"
+            f" times {call.scale:g}"
+        )
         if tensor.dtype in DTYPES:
             return _Dense(call, Plan(text), self._make_coder(tensor, call))
         _log.PLAN.info("%s has no codec, travels as it is", tensor.dtype)
@@ -162,13 +165,20 @@ def _recall(known: dict[Any, _T], key: Any, make: Callable[[], _T]) -> _T:
 _contexts: weakref.WeakKeyDictionary[Any, _Context] = weakref.WeakKeyDictionary()
 
 
-def _context(group: Any, deadline: float) -> _Context:
-    if group is None:
-        group = dist.group.WORLD
-    with contextlib.suppress(TypeError):  # neither of them is a group
-        found = _contexts.get(group)
+def _known_context(group: Any) -> _Context | None:
+    with contextlib.suppress(TypeError):  # there is no group, or this rank is not in it
+        found = _contexts.get(dist.group.WORLD if group is None else group)
         if found is not None and not found.worker.closed:
             return found
+    return None
+
+
+def _context(group: Any, deadline: float) -> _Context:
+    found = _known_context(group)
+    if found is not None:
+        return found
+    if group is None:
+        group = dist.group.WORLD
     if not dist.is_initialized():
         raise InvalidArgument("torch.distributed.init_process_group has not been called")
     if dist.get_rank(group) < 0:
@@ -199,10 +209,12 @@ def all_reduce(
     kind = (codec, op, tensor.dtype, tensor.layout, tensor.device, tensor.shape)
     known: _Dense | None = None
     dense = tensor.layout == torch.strided and tensor.is_contiguous()
-    if dense and isinstance(codec, str) and deadline > 0:
-        context = _context(group, deadline)
-        known = context.known.get(kind)
-    if known is None:
+    context = _known_context(group)
+    if context is not None and dense and isinstance(codec, str) and deadline > 0:
+        known = context.known.pop(kind, None)
+    if context is not None and known is not None:
+        context.known[kind] = known  # the latest used
+    else:
         _check_arguments(tensor, op, codec, deadline)
         context = _context(group, deadline)
         world = context.worker.engine.world

@@ -30,7 +30,7 @@ from typing import Any, Callable, ClassVar
 import torch
 import torch.distributed as dist
 
-from addend import Aggregator, Changed, Op, Plane, ServiceReducer, fold, fold_table
+from addend import Aggregator, Changed, Op, Plane, ServiceReducer, Timeout, fold, fold_table
 from addend.mesh import Bytes, Mesh, aligned
 from addend.torch import _group, _log
 from addend.torch._group import Group
@@ -38,6 +38,9 @@ from addend.torch._rollcall import RollCall
 
 # Above this, an exchange's copies for every peer cost more than the steps they save.
 _EXCHANGE_MOST_BYTES = 8 << 20
+# What a device's own network moves faster than ours.
+_DEVICE_MOST_BYTES = 64 << 10
+_SET_UP_S = 60.0
 # Every rank sends its small messages to every other: with more of them, trees and rings are better.
 _MESH_MOST_RANKS = 64
 
@@ -106,8 +109,11 @@ class MeshWork:
         """Ends early when the mesh's bell rings."""
         if timeout is not None:
             return self._wait(timeout.total_seconds())
+        until = time.monotonic() + _SET_UP_S  # the worker waits by slices, with its own deadline
         while not self._wait(1.0):
             self._mesh.hush()
+            if time.monotonic() > until:
+                raise Timeout(f"no answer over the mesh within {_SET_UP_S:g} s")
         return True
 
     def _wait(self, timeout_s: float) -> bool:
@@ -204,10 +210,11 @@ class Engine:
         """Sends pieces to all ranks as one message and appends every rank's, by rank, to `replies`,
         for use before the next wait. Pieces begin at multiples of 64 bytes.
 
-        Without a mesh, messages have `room` bytes on all ranks, and what does not fit is left out.
+        Without a mesh, and where `room` is too large for it, messages have `room` bytes on all
+        ranks, and what does not fit is left out.
         """
         self._reclaim()
-        if self.mesh is not None:
+        if self.mesh is not None and room <= _EXCHANGE_MOST_BYTES // self.world:
             exchange = self.mesh.start(pieces)
             yield Wait([self._wait_for(exchange)])
             self._read.append(exchange)
@@ -270,6 +277,8 @@ class Engine:
         if self.mesh is not None and link.backend_us is not None:
             step_us = link.backend_us - link.latency_us
         most = _EXCHANGE_MOST_BYTES // world
+        if self.mesh is not None and self.device.type != "cpu":
+            most = min(most, _DEVICE_MOST_BYTES)
         if step_us < 0:
             return 0  # steps cost nothing
         if world <= 2:
@@ -594,7 +603,7 @@ def make_engine(
             native,
             reducer=reducer,
             timeout_s=timeout_s,
-            quorum=aggregator.quorum,
+            quorum=reducer.quorum,  # the job may have been made by an operator
         )
     return engine
 
@@ -604,13 +613,14 @@ def open_mesh(rollcall: RollCall, exchange: Callable[[bytes], list[bytes]]) -> M
     if rollcall.world == 1:
         return None
     refused = os.environ.get("ADDEND_MESH", "on") == "off" or rollcall.world > _MESH_MOST_RANKS
-    links = None if refused else rollcall.link()
+    if any(said == b"0" for said in exchange(b"0" if refused else b"1")):
+        return None
+    links = rollcall.link()
     if all(said == b"1" for said in exchange(b"0" if links is None else b"1")):
         assert links is not None
         return Mesh(links, rollcall.rank)
     for one in links or []:
         if one is not None:
             one.close()
-    if not refused:
-        _log.INIT.warning("ranks cannot connect directly: small messages go through the backend")
+    _log.INIT.warning("ranks cannot connect directly: small messages go through the backend")
     return None

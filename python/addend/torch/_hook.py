@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import addend
-from addend import Aggregator, Codec, InvalidArgument, Mismatch, Unavailable
+from addend import Aggregator, Codec, InvalidArgument, Mismatch, Unavailable, Unsupported
 from addend.torch import _group, _header, _log
 from addend.torch._coder import DTYPES, CodecJob, Coder, Memory, PlainJob, Plan, Run
 from addend.torch._engine import Engine, Link, make_engine, measure_link, open_mesh
@@ -73,9 +73,14 @@ def start(
             engine.rank,
             (engine.rank + 1) % engine.world,
         )
-    if not engine.repeats:  # a mesh waits for everybody
-        engine.mesh = open_mesh(rollcall, exchange)
-    engine.link = link if link is not None else measure_link(engine)
+    try:
+        if not engine.repeats:  # a mesh waits for everybody
+            engine.mesh = open_mesh(rollcall, exchange)
+        engine.link = link if link is not None else measure_link(engine)
+    except Exception:
+        engine.close()
+        rollcall.close()
+        raise
     return Worker(engine, rollcall, deadline_s)
 
 
@@ -174,6 +179,8 @@ class Handle:
         }
         if buffer.is_sparse:
             name = self._names.get(id(parameters[0]), str(index))
+            if self._engine.repeats:
+                raise Unsupported(f"{name}: sparse gradients have no sums without late ranks")
             sums = self._sparse.get(name)
             if sums is None:
                 spec = self._specs.of(name)
@@ -242,7 +249,10 @@ class Handle:
         dtype = DTYPES.get(buffer.dtype)
         specs = [self._specs.of(name) for name in names]
         lines = [f"{n} {s} {spec}" for n, s, spec in zip(names, sizes, specs)]
-        plan = Plan(f"{buffer.dtype} {buffer.numel()}: " + "; ".join(lines), ordered=True)
+        plan = Plan(
+            f"{buffer.dtype} {buffer.numel()} {buffer.device.type}: " + "; ".join(lines),
+            ordered=True,
+        )
         if dtype is None:
             _log.PLAN.info("bucket %d: %s has no codec, travels as it is", index, buffer.dtype)
             return _Bucket(key, names, plan, None, [])

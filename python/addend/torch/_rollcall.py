@@ -370,7 +370,7 @@ class RollCall:
         if self._thread.is_alive():
             self._waker.send(b"x")
             self._thread.join(timeout=2 * self._patience)
-        for end in (self._listener, self._wake, self._waker):
+        for end in (self._listener, self._wake, self._waker, *self._linked.values()):
             end.close()
         _open_calls.discard(self)
 
@@ -381,7 +381,8 @@ _open_calls: weakref.WeakSet[RollCall] = weakref.WeakSet()
 def _leave_to_parent() -> None:
     # A forked child (a data loader, say) may outlive its parent, whose listener must not live on.
     for call in list(_open_calls):
-        call._listener.close()
+        for end in (call._listener, *call._linked.values()):
+            end.close()
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)

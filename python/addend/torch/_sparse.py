@@ -18,7 +18,7 @@ from typing import Any, Callable, NamedTuple
 
 import torch
 
-from addend import Codec, InvalidArgument, Plane
+from addend import Codec, InvalidArgument, Plane, Unavailable
 from addend.mesh import Bytes, add_rows, aligned, merge_rows
 from addend.plane import Op
 from addend.torch import _header
@@ -50,6 +50,7 @@ class SparseSums:
         kind, _, options = spec.partition(":")
         self.plain = kind == "dense" or (kind == "exact" and "reproducible" not in options)
         self.plan = Plan("")
+        self.busy = False  # a sum is under way, and what the next one does depends on it
         self._key: tuple[Any, ...] | None = None  # what the plan is for
         self.most = 0  # rows of the rank that had most, last time
         self.union = 0  # rows of all ranks together, last time
@@ -209,9 +210,13 @@ class SparseJob(Job):
         self._scale, self._loss_scale = scale, loss_scale
         self._done, self._failed = done, failed
 
+    def can_start(self) -> bool:
+        return not self._sums.busy
+
     def steps(self) -> Steps:
         begin = time.perf_counter()
         tensor, sums = self._memory.tensor, self._sums
+        sums.busy = True
         host = tensor if tensor.device.type == "cpu" else tensor.cpu()
         rows = _linear_rows(host).contiguous()
         values = host._values().reshape(rows.numel(), math.prod(host.shape[host.sparse_dim() :]))
@@ -233,6 +238,7 @@ class SparseJob(Job):
             union.add(self._engine.rank, values.data_ptr(), total)
             yield from self._sum_packed(total)
         sums.union = union.rows.numel()
+        sums.busy = False
         self._memory.result = _make_sparse(union.rows, total, tensor)
         self._meter.add_time("reduce", begin, time.perf_counter(), *self._at())
         self._meter.count("mode/gather" if gathered else "mode/union")
@@ -254,7 +260,12 @@ class SparseJob(Job):
         payload = [*pieces, behind] if with_values else pieces
         length = _length(rows.numel(), width * with_values)
         header = Header(
-            *self._at(), plan.layout, 0, self._loss_scale, rows.numel(), HEADER_BYTES + length
+            *self._at(),
+            plan.layout,
+            int(with_values),
+            self._loss_scale,
+            rows.numel(),
+            HEADER_BYTES + length,
         )
         headers: list[Header] = []
         messages: list[Bytes] = []
@@ -270,6 +281,9 @@ class SparseJob(Job):
             room = _length(sums.most, width * with_values)
             yield from self._engine.exchange(payload, room, messages)
         self._meter.raw_bytes(rows.numel() * (_ROW_BYTES + width * with_values), 0)
+        for rank, (message, count) in enumerate(zip(messages, counts)):
+            if message.size < begin + _length(count, width * with_values):
+                raise Unavailable(f"rank {rank} sent {message.size} bytes for {count} rows")
         parts += [
             _Part(
                 Bytes(message.address + begin, count * _ROW_BYTES),
@@ -305,4 +319,5 @@ class SparseJob(Job):
         self._done(self._memory)
 
     def fail(self, error: Exception) -> None:
+        self._sums.busy = False
         self._failed(error)

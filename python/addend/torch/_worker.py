@@ -175,7 +175,9 @@ class Worker:
 
     def _turn(self) -> bool:
         """Does the next thing that can be done, or waits for one; False when all is over."""
-        self._at = next((running.job for running in self._in_flight()), None)
+        flying = self._in_flight()
+        if flying:
+            self._at = flying[0].job
         if self._tails and self._tails[0].wait.done():
             self._finish(self._tails[0])
             return True
@@ -187,8 +189,8 @@ class Worker:
                 self._changed.wait()
             if self.failure is not None:
                 return False
-            if self._at is None and self._queue:
-                self._at = self._queue[0]
+            if not flying:
+                self._at = self._queue[0] if self._queue else None
             self._check_abort()
             if self._stop and self._busy == 0:
                 return False
@@ -266,12 +268,15 @@ class Worker:
         with self._changed:
             if self._aborted is not None or self._stop:
                 return
-            if any(running.wait.done() for running in flying[: 1 if self._front is None else 2]):
+            # Those at the mesh are found done by waiting for them; asking may take a while.
+            heads = flying[: 1 if self._front is None else 2]
+            if any(r.wait.on_mesh() is None and r.wait.done() for r in heads):
                 return
             following = self._queue[0] if self._queue and self._queue[0].can_start() else None
             if following is not None and (self._front is None or not following.prepared):
                 return
-            works = (running.wait.on_mesh() for running in flying)
+            oldest_first = [*self._tails, *([self._front] if self._front is not None else [])]
+            works = (running.wait.on_mesh() for running in oldest_first)
             work = next((work for work in works if work is not None), None)
             if work is None:
                 self._changed.wait(_SLICE_S if flying else None)
@@ -349,7 +354,8 @@ class Worker:
         _log.FAULT.error("%s", failure)
         self.rollcall.fail(str(failure))
         self.rollcall.abort(listeners, str(failure))
-        works = [work for running in flying for work in running.wait.works]
+        # The mesh has copies of what it sends, and what it receives is nobody's yet.
+        works = [w for r in flying for w in r.wait.works if not isinstance(w, MeshWork)]
         if isinstance(error, Mismatch):  # all ranks see it, at the end of what they have in flight
             _settled(works)
         _group.abort(self.engine.group)

@@ -48,7 +48,8 @@ class ServiceReducer final : public Reducer {
     return std::unique_ptr<Reducer>(std::move(reducer));
   }
   ~ServiceReducer() override {
-    if (session_) session_->leave();
+    // A worker that failed drops the connection instead: that ends the step for the others too.
+    if (session_ && broken_.empty()) session_->leave();
   }
 
   uint32_t world() const override { return options_.world; }
@@ -81,6 +82,7 @@ class ServiceReducer final : public Reducer {
     entry_ = !changed_;
     changed_ = false;
   }
+  uint32_t quorum() const override { return quorum_; }
   uint64_t missing() const override { return missing_; }
 
  private:
@@ -91,6 +93,7 @@ class ServiceReducer final : public Reducer {
         outbox_(socket_),
         session_(std::move(session)),
         payload_bytes_(session_->welcome().payload_bytes),
+        quorum_(session_->welcome().quorum),
         stream_(session_->welcome().slots, payload_bytes_) {}
 
   EpochView view() const {
@@ -301,7 +304,7 @@ class ServiceReducer final : public Reducer {
   net::Inbox inbox_;
   net::Outbox outbox_;
   std::unique_ptr<Session> session_;
-  uint32_t payload_bytes_;
+  uint32_t payload_bytes_, quorum_;
   Stream stream_;
   IntegerRounds integer_rounds_;
   std::vector<Table> tables_;
