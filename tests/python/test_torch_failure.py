@@ -512,6 +512,7 @@ def break_encoding(rank: int, world: int, way: str) -> str:
         run = functools.partial(addend.torch.all_reduce, torch.ones(1000), deadline=60.0)
     for _ in range(2):
         run()
+    dist.barrier()  # else a rank may hear of the failure before it has ended the call before
     if rank == 1:
         number = 2 if way == "backward" else 1
         break_codecs("begin", number, addend.Capacity("no room for 7 apples"))
@@ -537,6 +538,7 @@ def meet_a_bug(rank: int, world: int, method: str) -> list[str]:
     model, handle = attach_two_buckets()
     for _ in range(2):
         one_step(model)
+    dist.barrier()
     if rank == 1:
         break_codecs(method, 2, IndexError("off by one"))
     else:
