@@ -48,8 +48,8 @@ class ServiceReducer final : public Reducer {
     return std::unique_ptr<Reducer>(std::move(reducer));
   }
   ~ServiceReducer() override {
-    // A worker that failed drops the connection instead: that ends the step for the others too.
-    if (session_ && broken_.empty()) session_->leave();
+    // A worker that failed by itself drops the connection: that ends the step for the others too.
+    if (session_ && (broken_.empty() || over_)) session_->leave();
   }
 
   uint32_t world() const override { return options_.world; }
@@ -183,6 +183,7 @@ class ServiceReducer final : public Reducer {
       case Session::News::kNone:
         return {};
       case Session::News::kEnded:
+        over_ = true;
         return error_of(session_->ended());
       case Session::News::kGone:
         return rejoin(deadline);
@@ -201,6 +202,7 @@ class ServiceReducer final : public Reducer {
           case Stream::Verdict::kIgnored:
             break;
           case Stream::Verdict::kNotice:
+            over_ = true;
             return error_of(ended);
           case Stream::Verdict::kLeftBehind:
             return make_error(Errc::kUnavailable,
@@ -310,6 +312,7 @@ class ServiceReducer final : public Reducer {
   std::vector<Table> tables_;
   std::vector<std::span<const uint8_t>> pieces_;
   std::string broken_;
+  bool over_ = false;  // the server ended the epoch, and told everybody why
 
   bool first_ = true;     // the round in progress, or the next, is the first of a step
   bool entry_ = true;     // and absent workers may come back in it
