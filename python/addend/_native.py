@@ -175,7 +175,6 @@ _FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("mesh_start", c_int, [_MESH, POINTER(Piece), c_uint32, POINTER(c_uint64)]),
     ("mesh_wait", c_int, [_MESH, c_uint64, c_uint64, POINTER(c_int)]),
     ("mesh_message", c_int, [_MESH, c_uint64, c_uint32, POINTER(Piece)]),
-    ("mesh_sum", c_int, [_MESH, c_uint64, c_uint64, POINTER(Plane), c_uint32]),
     ("mesh_release", c_int, [_MESH, c_uint64]),
     ("trip_create", c_int, [_MESH, _CODEC, POINTER(_TRIP)]),
     ("trip_destroy", None, [_TRIP]),

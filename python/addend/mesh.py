@@ -15,7 +15,7 @@ from typing import NamedTuple
 from addend import _native
 from addend._native import check, library
 from addend.codec import Codec, round_from_native
-from addend.plane import Op, Plane, Round
+from addend.plane import Op, Round
 
 ALIGN = 64  # pieces of a message begin at multiples of this
 
@@ -79,11 +79,6 @@ class Mesh:
         piece = _native.Piece()
         check(library.mesh_message(self._handle, exchange, rank, ctypes.byref(piece)))
         return Bytes(piece.data or 0, piece.size)
-
-    def sum(self, exchange: int, planes: Sequence[Plane]) -> None:
-        """Sums planes, which were the pieces of all messages, in place."""
-        native = (_native.Plane * len(planes))(*[_native.Plane(*plane[:5]) for plane in planes])
-        check(library.mesh_sum(self._handle, exchange, 0, native, len(planes)))
 
     def release(self, exchange: int) -> None:
         check(library.mesh_release(self._handle, exchange))

@@ -105,6 +105,13 @@ class RegistryTest : public ::testing::Test {
     ASSERT_TRUE(join(11, 1));
     ASSERT_EQ(mail_.of(ADDEND_CONTROL_WELCOME).size(), 2u);
   }
+  void start_ring_with_quorum(uint32_t quorum) {
+    addend_control_join first = message("ring", 0), second = message("ring", 1);
+    first.job.quorum = second.job.quorum = quorum;
+    first.job.patience_ns = second.job.patience_ns = 1000;
+    ASSERT_TRUE(registry_.join(10, "one", peer_, first, {}));
+    ASSERT_TRUE(registry_.join(11, "one", peer_, second, {}));
+  }
 
   Letters mail_;
   FakePlanes planes_;
@@ -150,22 +157,14 @@ TEST_F(RegistryTest, ALostWorkerEndsTheEpochAndIsNamed) {
 }
 
 TEST_F(RegistryTest, WithAQuorumTheOthersGoOn) {
-  addend_control_join first = message("ring", 0), second = message("ring", 1);
-  first.job.quorum = second.job.quorum = 1;
-  first.job.patience_ns = second.job.patience_ns = 1000;
-  ASSERT_TRUE(registry_.join(10, "one", peer_, first, {}));
-  ASSERT_TRUE(registry_.join(11, "one", peer_, second, {}));
+  start_ring_with_quorum(1);
   registry_.lost(11);
   EXPECT_TRUE(planes_.ended.empty());
   EXPECT_EQ(planes_.live.size(), 1u);
 }
 
 TEST_F(RegistryTest, FewerThanAQuorumAreToldAtOnce) {
-  addend_control_join first = message("ring", 0), second = message("ring", 1);
-  first.job.quorum = second.job.quorum = 2;
-  first.job.patience_ns = second.job.patience_ns = 1000;
-  ASSERT_TRUE(registry_.join(10, "one", peer_, first, {}));
-  ASSERT_TRUE(registry_.join(11, "one", peer_, second, {}));
+  start_ring_with_quorum(2);
   registry_.lost(11);
   EXPECT_EQ(planes_.ended.size(), 1u);
   const auto letters = mail_.of(ADDEND_CONTROL_ENDED);

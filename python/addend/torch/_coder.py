@@ -13,11 +13,12 @@ import torch
 from addend import Changed, Codec, Plane, Round
 from addend.mesh import Mesh, Trip, TripState
 from addend.torch import _header
-from addend.torch._engine import Engine, MeshWork, Steps, Wait
+from addend.torch._engine import Engine
 from addend.torch._header import ALIKE_BYTES, Greeter, Header
 from addend.torch._meter import Meter
 from addend.torch._rollcall import Place
 from addend.torch._worker import Job
+from addend.torch._works import MeshWork, Steps, Wait
 
 DTYPES = {
     torch.float32: "float32",

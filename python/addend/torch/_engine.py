@@ -22,60 +22,26 @@ import ctypes
 import functools
 import os
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any, Callable, ClassVar
 
 import torch
 import torch.distributed as dist
 
-from addend import Aggregator, Changed, Op, Plane, ServiceReducer, Timeout, fold, fold_table
+from addend import Aggregator, Changed, Op, Plane, ServiceReducer, fold, fold_table
 from addend.mesh import Bytes, Mesh, aligned
 from addend.torch import _group, _log
 from addend.torch._group import Group
 from addend.torch._rollcall import RollCall
+from addend.torch._works import MeshWork, Staged, Steps, Wait, run
 
 # Above this, an exchange's copies for every peer cost more than the steps they save.
 _EXCHANGE_MOST_BYTES = 8 << 20
 # What a device's own network moves faster than ours.
 _DEVICE_MOST_BYTES = 64 << 10
-_SET_UP_S = 60.0
 # Every rank sends its small messages to every other: with more of them, trees and rings are better.
 _MESH_MOST_RANKS = 64
-
-
-@dataclass
-class Wait:
-    """Collectives in flight. `final`: the job issues no more of them."""
-
-    works: list[Any]
-    final: bool = False
-    watched: bool = False  # somebody asked to be told of completion
-
-    def done(self) -> bool:
-        """Whether works can be waited for without blocking for longer than a moment."""
-        return all(_ends(work) for work in self.works)
-
-    @property
-    def polled(self) -> bool:
-        """Whether completion must be asked for: a device tells nobody."""
-        return any(isinstance(work, _Staged) and work.polled for work in self.works)
-
-    def watch(self, tell: Callable[[Any], None]) -> None:
-        """Has `tell` called when a work ends, for works that can. Once is enough."""
-        if not self.watched:
-            self.watched = True
-            for work in self.works:
-                if not isinstance(work, MeshWork):
-                    work.get_future().add_done_callback(tell)
-
-    def on_mesh(self) -> MeshWork | None:
-        """A work that goes on only while somebody waits for it."""
-        return next((work for work in self.works if isinstance(work, MeshWork)), None)
-
-
-Steps = Generator[Wait, None, None]
 
 
 @dataclass(frozen=True)
@@ -85,40 +51,6 @@ class Link:
     latency_us: float = 50.0  # of one network step, however small
     gbit_per_s: float = 10.0  # of an all-reduce that moves every byte twice
     backend_us: float | None = None  # of the backend's all-reduce, however small; None: two steps
-
-
-def _ends(work: Any) -> bool:
-    # Gloo completes a work's future, which wakes whoever sleeps, a moment before the work itself.
-    if isinstance(work, MeshWork) or (isinstance(work, _Staged) and work.polled):
-        return work.is_completed()
-    return bool(work.is_completed() or work.get_future().done())
-
-
-class MeshWork:
-    """Something that goes on over the mesh while it is waited for, in the manner of torch's
-    works. `go_on(timeout_s)` says whether it is done."""
-
-    def __init__(self, mesh: Mesh, go_on: Callable[[float], bool]) -> None:
-        self._mesh, self._go_on = mesh, go_on
-        self._done = False
-
-    def is_completed(self) -> bool:
-        return self._wait(0.0)
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Ends early when the mesh's bell rings."""
-        if timeout is not None:
-            return self._wait(timeout.total_seconds())
-        until = time.monotonic() + _SET_UP_S  # the worker waits by slices, with its own deadline
-        while not self._wait(1.0):
-            self._mesh.hush()
-            if time.monotonic() > until:
-                raise Timeout(f"no answer over the mesh within {_SET_UP_S:g} s")
-        return True
-
-    def _wait(self, timeout_s: float) -> bool:
-        self._done = self._done or self._go_on(timeout_s)
-        return self._done
 
 
 def tensor_at(address: int, nbytes: int) -> torch.Tensor:
@@ -184,13 +116,13 @@ class Engine:
         there = data.to(self.device, non_blocking=True)
         back = torch.empty_like(there)
         work = dist.all_to_all_single(back, there, group=self.group, async_op=True)
-        return [_Staged(work, back, out)]
+        return [Staged(work, back, out)]
 
     def _all_gather(self, out: torch.Tensor, own: torch.Tensor) -> list[Any]:
         there = own if self.device.type == "cpu" else own.to(self.device, non_blocking=True)
         back = out if self.device.type == "cpu" else torch.empty_like(out, device=self.device)
         work = _group.start_all_gather(self.group, back, there)
-        return [work] if back is out else [_Staged(work, back, out)]
+        return [work] if back is out else [Staged(work, back, out)]
 
     def _all_reduce(self, tensor: torch.Tensor, reduce_op: Any) -> list[Any]:
         if tensor.device.type == self.device.type:
@@ -198,7 +130,7 @@ class Engine:
         # A copy to the host is waited for: the backend reads it at once.
         there = tensor.to(self.device, non_blocking=self.device.type != "cpu")
         work = dist.all_reduce(there, op=reduce_op, group=self.group, async_op=True)
-        return [_Staged(work, there, tensor)]
+        return [Staged(work, there, tensor)]
 
     def start_all_reduce(self, tensor: torch.Tensor) -> list[Any]:
         """The backend's own sum of a tensor, in place."""
@@ -206,7 +138,9 @@ class Engine:
 
     # ---- rounds
 
-    def exchange(self, pieces: Sequence[Bytes], room: int, replies: list[Bytes]) -> Steps:
+    def exchange(
+        self, pieces: Sequence[Bytes], room: int, replies: list[Bytes], last: bool = False
+    ) -> Steps:
         """Sends pieces to all ranks as one message and appends every rank's, by rank, to `replies`,
         for use before the next wait. Pieces begin at multiples of 64 bytes.
 
@@ -216,7 +150,8 @@ class Engine:
         self._reclaim()
         if self.mesh is not None and room <= _EXCHANGE_MOST_BYTES // self.world:
             exchange = self.mesh.start(pieces)
-            yield Wait([self._wait_for(exchange)])
+            work = MeshWork(self.mesh, functools.partial(self.mesh.wait, exchange))
+            yield Wait([work], last)
             self._read.append(exchange)
             replies += [self.mesh.message(exchange, rank) for rank in range(self.world)]
             return
@@ -224,14 +159,10 @@ class Engine:
         total = stride * self.world
         send, receive = self._pool.take(total), self._pool.take(total)
         send[:total].view(self.world, stride)[:] = _lay_out(pieces, room)
-        yield Wait(self._all_to_all(receive[:total], send[:total]))
+        yield Wait(self._all_to_all(receive[:total], send[:total]), last)
         first = receive.data_ptr()
         replies += [Bytes(first + rank * stride, room) for rank in range(self.world)]
         self._lent += [send, receive]
-
-    def _wait_for(self, exchange: int) -> MeshWork:
-        assert self.mesh is not None
-        return MeshWork(self.mesh, functools.partial(self.mesh.wait, exchange))
 
     def _reclaim(self) -> None:
         """Takes back the memory of messages that were there for use before the next wait."""
@@ -288,26 +219,13 @@ class Engine:
         return min(most, int(step_us * link.gbit_per_s / 8e-3 / extra))
 
     def _reduce_by_exchange(self, planes: Sequence[Plane], last: bool) -> Steps:
-        if self.mesh is not None:
-            exchange = self.mesh.start([Bytes(plane.data, plane.nbytes) for plane in planes])
-            yield Wait([self._wait_for(exchange)], last)
-            self.mesh.sum(exchange, planes)
-            self.mesh.release(exchange)
-            return
         places = _places([plane.nbytes for plane in planes])
-        room = places[-1]
-        send, receive = self._pool.take(room * self.world), self._pool.take(room * self.world)
-        first = send[:room]
+        replies: list[Bytes] = []
+        pieces = [Bytes(plane.data, plane.nbytes) for plane in planes]
+        yield from self.exchange(pieces, places[-1], replies, last)
         for plane, at in zip(planes, places):
-            first[at : at + plane.nbytes] = tensor_at(plane.data, plane.nbytes)
-        rest = send[room : room * self.world].view(self.world - 1, room)
-        rest.copy_(first.expand(self.world - 1, room))
-        yield Wait(self._all_to_all(receive[: room * self.world], send[: room * self.world]), last)
-        for plane, at in zip(planes, places):
-            pieces = [receive.data_ptr() + rank * room + at for rank in range(self.world)]
             target = plane.sums if plane.op.is_table_sum else plane.data
-            _fold_all(plane, pieces, plane.lanes, target)
-        self._pool.give(send, receive)
+            _fold_all(plane, [reply.address + at for reply in replies], plane.lanes, target)
 
     def _start_all_reduce(self, plane: Plane, flips: list[torch.Tensor]) -> list[Any]:
         dtype, width, name = _group.backend_view(plane.op)
@@ -325,28 +243,12 @@ class Engine:
             padded = torch.zeros(width, dtype=torch.uint8)
             padded[: tail.numel()] = tail
             works += [
-                _Staged(work, padded[: tail.numel()], tail)
+                Staged(work, padded[: tail.numel()], tail)
                 for work in self._all_reduce(padded.view(dtype), reduce_op)
             ]
         return works
 
-    def _scatter_alone(self, plane: Plane, last: bool, works: list[Any]) -> Steps:
-        """A plane of equal segments travels from where it is, and its sums to where they belong."""
-        share = plane.lanes // self.world
-        nbytes, sum_nbytes = plane.op.nbytes(share), plane.op.sum_nbytes(share)
-        receive, summed = self._pool.take(plane.nbytes), self._pool.take(sum_nbytes)
-        send = tensor_at(plane.data, plane.nbytes)
-        yield Wait([*works, *self._all_to_all(receive[: plane.nbytes], send)])
-        pieces = [receive.data_ptr() + rank * nbytes for rank in range(self.world)]
-        _fold_all(plane, pieces, share, summed.data_ptr())
-        target = tensor_at(plane.sums if plane.op.is_table_sum else plane.data, plane.sum_nbytes)
-        yield Wait(self._all_gather(target, summed[:sum_nbytes]), last)
-        self._pool.give(receive, summed)
-
     def _reduce_by_scatter(self, planes: Sequence[Plane], last: bool, works: list[Any]) -> Steps:
-        if len(planes) == 1 and planes[0].lanes % (16 * self.world) == 0:
-            yield from self._scatter_alone(planes[0], last, works)
-            return
         # Segments in lanes, a multiple of 16 so that they begin on whole bytes and words.
         shares = [-(-plane.lanes // (16 * self.world)) * 16 for plane in planes]
         room_in = _places([p.op.nbytes(n) for p, n in zip(planes, shares)])
@@ -402,9 +304,11 @@ class AggregatedEngine(Engine):
         if self.reducer is not None:
             self.reducer.close()
 
-    def exchange(self, pieces: Sequence[Bytes], room: int, replies: list[Bytes]) -> Steps:
+    def exchange(
+        self, pieces: Sequence[Bytes], room: int, replies: list[Bytes], last: bool = False
+    ) -> Steps:
         if self.quorum == 0:
-            yield from super().exchange(pieces, room, replies)
+            yield from super().exchange(pieces, room, replies, last)
             return
         assert self.reducer is not None
         stride = aligned(room)
@@ -422,7 +326,7 @@ class AggregatedEngine(Engine):
             except Changed:
                 continue  # all ranks are told, so all come here again
         self.missing = self.reducer.missing
-        yield Wait([])
+        yield Wait([], last)
         replies += [Bytes(rows.data_ptr() + rank * stride, room) for rank in range(self.world)]
 
     def reduce(self, planes: Sequence[Plane], last: bool) -> Steps:
@@ -437,49 +341,6 @@ class AggregatedEngine(Engine):
                 "rank %d: the aggregation server is gone; the process group goes on", self.rank
             )
         run(super().reduce(planes, last=False))
-
-
-class _Staged:
-    """A work whose result must be copied to where the caller wants it."""
-
-    def __init__(self, work: Any, source: torch.Tensor, target: torch.Tensor) -> None:
-        self._work, self._source, self._target = work, source, target
-        self._event: Any | None = None
-        self._copied = False
-        self.polled = source.device.type == "cuda"
-        devices = [t.device for t in (source, target) if t.device.type == "cuda"]
-        # Whoever starts a work on a stream reads the result there.
-        self._stream = torch.cuda.current_stream(devices[0]) if devices else None
-
-    def _copy(self, *timeout: Any) -> None:
-        if self._copied:
-            return
-        with torch.cuda.stream(self._stream):  # None: no stream
-            self._work.wait(*timeout)  # on a device: orders the stream, does not block
-            self._target.copy_(self._source, non_blocking=True)
-            self._copied = True
-            if self.polled:
-                self._event = torch.cuda.Event()
-                self._event.record()
-
-    def is_completed(self) -> bool:
-        if self.polled:
-            self._copy()
-            return bool(self._event is None or self._event.query())
-        if not self._work.is_completed():
-            return False
-        self._copy()
-        return True
-
-    def wait(self, *timeout: Any) -> bool:
-        self._copy(*timeout)
-        if self._event is not None:
-            self._event.synchronize()
-        return True
-
-    def get_future(self) -> Any:
-        """Of the work; on a device it is no sign of completion (see `polled`)."""
-        return self._work.get_future()
 
 
 def _lay_out(pieces: Sequence[Bytes], room: int) -> torch.Tensor:
@@ -542,13 +403,6 @@ def _copy_in(
     for rank, begin, length in _segments(plane.sum_nbytes, plane.op.sum_nbytes(share), world):
         place = rank * stride + at
         lanes[begin : begin + length] = received[place : place + length]
-
-
-def run(steps: Steps) -> None:
-    """Runs steps to their end in this thread: for set-up and tests."""
-    for wait in steps:
-        for work in wait.works:
-            work.wait()
 
 
 def measure_link(engine: Engine) -> Link:

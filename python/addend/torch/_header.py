@@ -20,7 +20,8 @@ from typing import Callable, NamedTuple
 
 from addend import Mismatch
 from addend.mesh import Bytes
-from addend.torch._engine import Engine, Steps
+from addend.torch._engine import Engine
+from addend.torch._works import Steps
 
 _FIELDS = struct.Struct("<QQQQdQQ")
 HEADER_BYTES = 64

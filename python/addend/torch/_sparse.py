@@ -23,11 +23,12 @@ from addend.mesh import Bytes, add_rows, aligned, merge_rows
 from addend.plane import Op
 from addend.torch import _header
 from addend.torch._coder import DTYPES, Plan
-from addend.torch._engine import Engine, Steps, Wait, tensor_at
+from addend.torch._engine import Engine, tensor_at
 from addend.torch._header import HEADER_BYTES, Greeter, Header, roomy
 from addend.torch._meter import Meter
 from addend.torch._rollcall import Place
 from addend.torch._worker import Job
+from addend.torch._works import Steps, Wait
 
 _SUM_OPS = {
     torch.float32: Op.SUM_F32,

@@ -23,9 +23,10 @@ from typing import Any
 from addend import Error, Mismatch, Unavailable
 from addend import Timeout as AddendTimeout
 from addend.torch import _group, _log
-from addend.torch._engine import Engine, MeshWork, Steps, Wait
+from addend.torch._engine import Engine
 from addend.torch._header import Greeter
 from addend.torch._rollcall import Place, RollCall, describe
+from addend.torch._works import MeshWork, Steps, Wait
 
 _SLICE_S = 0.5  # how long a blocked wait goes without looking at the deadline
 _POLL_S = 50e-6

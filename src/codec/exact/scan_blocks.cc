@@ -25,7 +25,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 constexpr uint64_t kGroupElements = 64;
 
 // A large gradient is read at so many places at once. One sequential read waits for the page after
-// the one it is in; several keep the memory busy: 0.75 to 0.85 of the time on a Zen 4 core.
+// the one it is in; several keep the memory busy.
 constexpr uint64_t kStreams = 6;
 constexpr uint64_t kStreamedBytes = 4u << 20;
 
