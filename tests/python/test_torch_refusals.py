@@ -129,7 +129,10 @@ def test_ranks_that_differ_get_a_mismatch_that_names_the_odd_one() -> None:
 def calls_out_of_order(rank: int, world: int) -> list[tuple[str, str, bool]]:
     tensors = [torch.full((n,), 1.0) for n in (10, 20, 30)]
     order = (1, 0, 2) if rank == 2 else (0, 1, 2)
-    pendings = [all_reduce(tensors[i], async_op=True) for i in order]
+    all_reduce(torch.ones(3))
+    worker = _collectives._context(None, 30.0).worker
+    with worker._changed:  # none begins before all are in flight: a call after a failure raises
+        pendings = [all_reduce(tensors[i], async_op=True) for i in order]
     out = []
     for pending in pendings:
         with pytest.raises(addend.Error) as raised:
