@@ -308,16 +308,18 @@ ADDEND_API addend_status addend_mesh_release(addend_mesh* mesh, uint64_t exchang
 typedef struct addend_trip addend_trip;
 
 typedef enum addend_trip_state {
-  ADDEND_TRIP_WAITING = 0,  /* for other ranks */
-  ADDEND_TRIP_SUMMED = 1,   /* every round is done: what is left is addend_codec_finish */
-  ADDEND_TRIP_LARGE = 2,    /* `round` is too large for the mesh: reduce it and say so */
-  ADDEND_TRIP_DIFFERENT = 3 /* the headers at the beginning of `exchange`'s messages differ */
+  ADDEND_TRIP_WAITING = 0,   /* for other ranks */
+  ADDEND_TRIP_SUMMED = 1,    /* every round is done: what is left is addend_codec_finish */
+  ADDEND_TRIP_LARGE = 2,     /* `round` is too large for the mesh: reduce it and say so */
+  ADDEND_TRIP_DIFFERENT = 3, /* the headers at the beginning of `exchange`'s messages differ */
+  ADDEND_TRIP_DECODED = 4    /* the gradient is the sum: nothing is left */
 } addend_trip_state;
 
 typedef enum addend_stage {
-  ADDEND_STAGE_ENCODE = 0, /* of a round after the first */
+  ADDEND_STAGE_ENCODE = 0, /* by addend_trip_encode it is the caller's to time */
   ADDEND_STAGE_AGREE = 1,  /* the header, and the round that travels with it */
-  ADDEND_STAGE_REDUCE = 2
+  ADDEND_STAGE_REDUCE = 2,
+  ADDEND_STAGE_DECODE = 3
 } addend_stage;
 
 #define ADDEND_MAX_SPANS 16
@@ -341,10 +343,11 @@ ADDEND_API addend_status addend_trip_create(addend_mesh* mesh, addend_codec* cod
 ADDEND_API void addend_trip_destroy(addend_trip* trip);
 /* Sets out with a gradient, as addend_codec_begin (or _in_place) takes it. `header` travels before
  * the first round, its first `alike_bytes` must be the same on all ranks. Rounds beyond
- * `mesh_bytes` are left to the caller. Sends nothing yet. */
+ * `mesh_bytes` are left to the caller, and so is addend_codec_finish without `decode`. Sends
+ * nothing yet. */
 ADDEND_API addend_status addend_trip_begin(addend_trip* trip, void* gradient, int in_place,
                                            const void* header, uint64_t header_bytes,
-                                           uint64_t alike_bytes, uint64_t mesh_bytes);
+                                           uint64_t alike_bytes, uint64_t mesh_bytes, int decode);
 /* Encodes the first round ahead of the first run. */
 ADDEND_API addend_status addend_trip_encode(addend_trip* trip);
 /* Goes as far as it can within the time; `view` says how far. */
@@ -356,14 +359,23 @@ ADDEND_API void addend_trip_cancel(addend_trip* trip);
 /* Safe to call from another thread than the one that runs the trip. */
 ADDEND_API uint32_t addend_trip_round_number(const addend_trip* trip);
 
-/* The union of `count` parts' row numbers (`sizes` of each), ascending, and where each row given is
- * in it. `merged` and `places` have room for all rows given; `different` is how many there are. */
-ADDEND_API addend_status addend_rows_merge(const int64_t* const* parts, const uint64_t* sizes,
-                                           uint32_t count, int64_t* merged, uint64_t* places,
+/* The union of rows that came from several ranks. One thread at a time. */
+typedef struct addend_rows addend_rows;
+
+ADDEND_API addend_status addend_rows_create(addend_rows** rows);
+ADDEND_API void addend_rows_destroy(addend_rows* rows);
+/* Merges `count` parts' row numbers (`sizes` of each), which come in any order and may repeat;
+ * `different` is how many there are. */
+ADDEND_API addend_status addend_rows_merge(addend_rows* rows, const int64_t* const* parts,
+                                           const uint64_t* sizes, uint32_t count,
                                            uint64_t* different);
-/* total[places[i]] += values[i] for `count` rows of `lanes` lanes. Any sum but a table sum. */
-ADDEND_API addend_status addend_rows_add(addend_op op, uint64_t lanes, const uint64_t* places,
-                                         uint64_t count, const void* values, void* total);
+/* Where in the union each row given is, part after part; until the next merge. */
+ADDEND_API addend_status addend_rows_places(const addend_rows* rows, const uint64_t** places);
+/* `merged`: the different row numbers, ascending. `total`: for each, the sum of the values at it,
+ * in the order given; `values[p]` are part p's rows of `lanes` lanes, or null for zeros. Any sum
+ * but a table sum. */
+ADDEND_API addend_status addend_rows_sum(const addend_rows* rows, addend_op op, uint64_t lanes,
+                                         const void* const* values, int64_t* merged, void* total);
 
 /* ---- The pipeline
  * ----------------------------------------------------------------------------------------------------

@@ -139,6 +139,7 @@ _CODEC = c_void_p
 _REDUCER = c_void_p
 _MESH = c_void_p
 _TRIP = c_void_p
+_ROWS = c_void_p
 # name, result, arguments. A c_int result is an addend_status.
 _FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("version", c_char_p, []),
@@ -181,19 +182,22 @@ _FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     (
         "trip_begin",
         c_int,
-        [_TRIP, c_void_p, c_int, c_void_p, c_uint64, c_uint64, c_uint64],
+        [_TRIP, c_void_p, c_int, c_void_p, c_uint64, c_uint64, c_uint64, c_int],
     ),
     ("trip_encode", c_int, [_TRIP]),
     ("trip_run", c_int, [_TRIP, c_uint64, POINTER(TripView)]),
     ("trip_reduced", c_int, [_TRIP]),
     ("trip_cancel", None, [_TRIP]),
     ("trip_round_number", c_uint32, [_TRIP]),
+    ("rows_create", c_int, [POINTER(_ROWS)]),
+    ("rows_destroy", None, [_ROWS]),
     (
         "rows_merge",
         c_int,
-        [POINTER(c_void_p), POINTER(c_uint64), c_uint32, c_void_p, c_void_p, POINTER(c_uint64)],
+        [_ROWS, POINTER(c_void_p), POINTER(c_uint64), c_uint32, POINTER(c_uint64)],
     ),
-    ("rows_add", c_int, [c_int, c_uint64, c_void_p, c_uint64, c_void_p, c_void_p]),
+    ("rows_places", c_int, [_ROWS, POINTER(c_void_p)]),
+    ("rows_sum", c_int, [_ROWS, c_int, c_uint64, POINTER(c_void_p), c_void_p, c_void_p]),
     ("custom_create", c_int, [c_uint32, c_uint32, ReduceFunction, c_void_p, POINTER(_REDUCER)]),
     ("fallback_create", c_int, [_REDUCER, _REDUCER, POINTER(_REDUCER)]),
     ("set_error", None, [c_char_p]),

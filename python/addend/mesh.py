@@ -18,6 +18,7 @@ from addend.codec import Codec, round_from_native
 from addend.plane import Op, Round
 
 ALIGN = 64  # pieces of a message begin at multiples of this
+_FEW_PIECES = 8
 
 
 class Bytes(NamedTuple):
@@ -45,6 +46,8 @@ class Mesh:
         self._bell, self._ringer = os.pipe()
         os.set_blocking(self._bell, False)
         os.set_blocking(self._ringer, False)
+        self._rung = False
+        self._pieces = (_native.Piece * _FEW_PIECES)()
         handle = ctypes.c_void_p()
         check(
             library.mesh_create(
@@ -64,7 +67,11 @@ class Mesh:
         """Starts to send everyone the pieces as one message; they are copied at once. Returns the
         number of the exchange."""
         number = ctypes.c_uint64()
-        native = (_native.Piece * len(pieces))(*[_native.Piece(*piece) for piece in pieces])
+        native = self._pieces
+        if len(pieces) > _FEW_PIECES:
+            native = (_native.Piece * len(pieces))()
+        for piece, (address, size) in zip(native, pieces):
+            piece.data, piece.size = address, size
         check(library.mesh_start(self._handle, native, len(pieces), ctypes.byref(number)))
         return number.value
 
@@ -87,9 +94,13 @@ class Mesh:
         """Ends a wait in another thread."""
         with contextlib.suppress(OSError):  # full: it rings already
             os.write(self._ringer, b"x")
+        self._rung = True  # afterwards: what `hush` misses now it finds the next time
 
     def hush(self) -> None:
-        """After a wait that a ring ended."""
+        """After a wait that a ring may have ended."""
+        if not self._rung:
+            return
+        self._rung = False
         with contextlib.suppress(BlockingIOError):
             while os.read(self._bell, 64):
                 pass
@@ -125,10 +136,11 @@ class TripState(enum.IntEnum):
     SUMMED = 1
     LARGE = 2
     DIFFERENT = 3
+    DECODED = 4
 
 
 _STATES: list[TripState] = list(TripState)
-_STAGES = ("encode", "agree", "reduce")
+_STAGES = ("encode", "agree", "reduce", "decode")
 
 
 class Trip:
@@ -136,7 +148,7 @@ class Trip:
 
     After `begin`, `run` until it is SUMMED, then `Codec.finish`. LARGE: `round` is left to the
     caller, who reduces it and calls `reduced`. DIFFERENT: the messages of `exchange` begin with
-    headers that differ.
+    headers that differ. DECODED, instead of SUMMED: the codec has finished, too.
     """
 
     def __init__(self, mesh: Mesh, codec: Codec) -> None:
@@ -149,7 +161,13 @@ class Trip:
         self._reference = ctypes.byref(self._view)
 
     def begin(
-        self, address: int, in_place: bool, header: Bytes, alike_bytes: int, mesh_bytes: int
+        self,
+        address: int,
+        in_place: bool,
+        header: Bytes,
+        alike_bytes: int,
+        mesh_bytes: int,
+        decode: bool = False,
     ) -> None:
         """Sets out with the gradient at an address. `header` precedes the first round, and its
         first `alike_bytes` must be the same on all ranks. Sends nothing yet."""
@@ -162,6 +180,7 @@ class Trip:
                 header.size,
                 alike_bytes,
                 mesh_bytes,
+                decode,
             )
         )
 
@@ -199,35 +218,59 @@ class Trip:
         return int(self._view.exchange)
 
     def spans(self) -> Iterator[tuple[str, float, float]]:
-        """(stage, begin, end) of what it did after the first round was encoded, in seconds of the
-        monotonic clock."""
-        for i in range(self._view.span_count):
-            span = self._view.spans[i]
-            yield _STAGES[span.stage], span.begin_ns * 1e-9, span.end_ns * 1e-9
+        """(stage, begin, end) of what `run` did, in seconds of the monotonic clock."""
+        return _spans(self._view)
+
+    def record(self) -> bytes:
+        """What `spans_of` reads later: keeping it takes less time than reading it."""
+        return bytes(self._view)
+
+
+def _spans(view: _native.TripView) -> Iterator[tuple[str, float, float]]:
+    for i in range(view.span_count):
+        span = view.spans[i]
+        yield _STAGES[span.stage], span.begin_ns * 1e-9, span.end_ns * 1e-9
+
+
+def spans_of(record: bytes) -> Iterator[tuple[str, float, float]]:
+    """The spans of a trip's record."""
+    return _spans(_native.TripView.from_buffer_copy(record))
 
 
 def _destroy_trip(handle: ctypes.c_void_p, _mesh: Mesh, _codec: Codec) -> None:
     library.trip_destroy(handle)
 
 
-def merge_rows(parts: Sequence[Bytes], merged: int, places: int) -> int:
-    """The union of parts' 64-bit row numbers, which come in any order and may repeat: ascending, at
-    address `merged`, and at `places` where in it each row given is, part after part. Both have room
-    for as many as are given; returns how many are different."""
-    different = ctypes.c_uint64()
-    check(
-        library.rows_merge(
-            (ctypes.c_void_p * len(parts))(*(part.address for part in parts)),
-            (ctypes.c_uint64 * len(parts))(*(part.size // 8 for part in parts)),
-            len(parts),
-            merged,
-            places,
-            ctypes.byref(different),
-        )
-    )
-    return different.value
+class Rows:
+    """The union of rows that came from several ranks. One thread at a time."""
 
+    def __init__(self) -> None:
+        handle = ctypes.c_void_p()
+        check(library.rows_create(ctypes.byref(handle)))
+        self._handle = handle.value
+        self._finalizer = weakref.finalize(self, library.rows_destroy, handle.value)
+        self._different = ctypes.c_uint64()
+        self._reference = ctypes.byref(self._different)
 
-def add_rows(op: Op, lanes: int, places: Bytes, values: int, total: int) -> None:
-    """total[places[i]] += values[i], for rows of `lanes` lanes at two addresses."""
-    check(library.rows_add(op, lanes, places.address, places.size // 8, values, total))
+    def merge(self, parts: Sequence[Bytes]) -> int:
+        """Merges the parts' 64-bit row numbers, which come in any order and may repeat. Returns how
+        many are different."""
+        addresses = (ctypes.c_void_p * len(parts))(*[part.address for part in parts])
+        sizes = (ctypes.c_uint64 * len(parts))(*[part.size // 8 for part in parts])
+        check(library.rows_merge(self._handle, addresses, sizes, len(parts), self._reference))
+        return self._different.value
+
+    @property
+    def places(self) -> int:
+        """The address of where in the union each row given is, part after part: 64 bits each, until
+        the next merge."""
+        places = ctypes.c_void_p()
+        check(library.rows_places(self._handle, ctypes.byref(places)))
+        return places.value or 0
+
+    def sum(self, op: Op, lanes: int, values: Sequence[int], merged: int, total: int) -> None:
+        """Writes the different row numbers, ascending, to address `merged`, and the sums of their
+        values, in the order given, to `total`. `values`: by part, the address of its rows of
+        `lanes` lanes; 0: they count as zeros."""
+        addresses = (ctypes.c_void_p * len(values))(*values)
+        check(library.rows_sum(self._handle, op, lanes, addresses, merged, total))

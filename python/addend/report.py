@@ -63,3 +63,7 @@ def from_native(native: _native.Report) -> Report:
         contributors=native.contributors,
         missing=native.missing,
     )
+
+
+def from_record(record: bytes) -> Report:
+    return from_native(_native.Report.from_buffer_copy(record))

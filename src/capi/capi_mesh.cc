@@ -22,6 +22,11 @@ struct addend_trip {
   addend::Trip trip;
 };
 
+struct addend_rows {
+  addend::RowUnion merged;
+  std::vector<std::span<const int64_t>> parts;  // of the last merge
+};
+
 using addend::capi::fail;
 using addend::capi::guarded;
 using addend::capi::invalid;
@@ -148,12 +153,13 @@ addend_status addend_trip_create(addend_mesh* mesh, addend_codec* codec, addend_
 void addend_trip_destroy(addend_trip* trip) { delete trip; }
 
 addend_status addend_trip_begin(addend_trip* trip, void* gradient, int in_place, const void* header,
-                                uint64_t header_bytes, uint64_t alike_bytes, uint64_t mesh_bytes) {
+                                uint64_t header_bytes, uint64_t alike_bytes, uint64_t mesh_bytes,
+                                int decode) {
   return guarded([&] {
     if (trip == nullptr || (header == nullptr && header_bytes > 0))
       return invalid("addend_trip_begin: null argument");
     return to_status(trip->trip.begin(gradient, {static_cast<const uint8_t*>(header), header_bytes},
-                                      {in_place != 0, alike_bytes, mesh_bytes}));
+                                      {in_place != 0, alike_bytes, mesh_bytes, decode != 0}));
   });
 }
 
@@ -190,31 +196,53 @@ uint32_t addend_trip_round_number(const addend_trip* trip) {
   return trip == nullptr ? 0 : trip->trip.round_number();
 }
 
-addend_status addend_rows_merge(const int64_t* const* parts, const uint64_t* sizes, uint32_t count,
-                                int64_t* merged, uint64_t* places, uint64_t* different) {
+addend_status addend_rows_create(addend_rows** rows) {
   return guarded([&] {
-    if (parts == nullptr || sizes == nullptr || different == nullptr)
-      return invalid("addend_rows_merge: null argument");
-    std::vector<std::span<const int64_t>> rows;
-    rows.reserve(count);
-    for (uint32_t i = 0; i < count; ++i) {
-      if (sizes[i] > 0 && (parts[i] == nullptr || merged == nullptr || places == nullptr))
-        return invalid("addend_rows_merge: null argument");
-      rows.emplace_back(parts[i], sizes[i]);
-    }
-    *different = addend::merge_rows(rows, merged, places);
+    if (rows == nullptr) return invalid("addend_rows_create: null argument");
+    *rows = new addend_rows;
     return ADDEND_OK;
   });
 }
 
-addend_status addend_rows_add(addend_op op, uint64_t lanes, const uint64_t* places, uint64_t count,
-                              const void* values, void* total) {
+void addend_rows_destroy(addend_rows* rows) { delete rows; }
+
+addend_status addend_rows_merge(addend_rows* rows, const int64_t* const* parts,
+                                const uint64_t* sizes, uint32_t count, uint64_t* different) {
+  return guarded([&] {
+    if (rows == nullptr || different == nullptr ||
+        (count > 0 && (parts == nullptr || sizes == nullptr)))
+      return invalid("addend_rows_merge: null argument");
+    rows->parts.clear();
+    for (uint32_t i = 0; i < count; ++i) {
+      if (sizes[i] > 0 && parts[i] == nullptr)
+        return invalid("addend_rows_merge: a part without rows");
+      rows->parts.emplace_back(parts[i], sizes[i]);
+    }
+    *different = rows->merged.merge(rows->parts);
+    return ADDEND_OK;
+  });
+}
+
+addend_status addend_rows_places(const addend_rows* rows, const uint64_t** places) {
+  return guarded([&] {
+    if (rows == nullptr || places == nullptr) return invalid("addend_rows_places: null argument");
+    *places = rows->merged.places().data();
+    return ADDEND_OK;
+  });
+}
+
+addend_status addend_rows_sum(const addend_rows* rows, addend_op op, uint64_t lanes,
+                              const void* const* values, int64_t* merged, void* total) {
   return guarded([&] {
     if (!is_op(op) || addend::is_table_sum(static_cast<addend::Op>(op)))
-      return invalid("addend_rows_add: not a sum of lanes");
-    if (count > 0 && lanes > 0 && (places == nullptr || values == nullptr || total == nullptr))
-      return invalid("addend_rows_add: null argument");
-    addend::add_rows(static_cast<addend::Op>(op), lanes, {places, count}, values, total);
+      return invalid("addend_rows_sum: not a sum of lanes");
+    if (rows == nullptr || (values == nullptr && !rows->parts.empty()))
+      return invalid("addend_rows_sum: null argument");
+    const auto numbers = rows->merged.rows();
+    if (!numbers.empty() && (merged == nullptr || (total == nullptr && lanes > 0)))
+      return invalid("addend_rows_sum: null argument");
+    std::copy(numbers.begin(), numbers.end(), merged);
+    rows->merged.sum(static_cast<addend::Op>(op), lanes, {values, rows->parts.size()}, total);
     return ADDEND_OK;
   });
 }

@@ -4,20 +4,39 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "addend/plane.h"
 
 namespace addend {
 
-/// The union of row numbers in ascending order, and for every row given, part after part, its place
-/// there. Rows may come in any order and more than once. `merged` and `places` have room for as
-/// many as are given. Returns how many are different.
-uint64_t merge_rows(std::span<const std::span<const int64_t>> parts, int64_t* merged,
-                    uint64_t* places);
+/// The union of several parts' rows. Keeps its memory for the next one.
+class RowUnion {
+ public:
+  /// Merges row numbers, which come in any order and may repeat. Returns how many are different.
+  uint64_t merge(std::span<const std::span<const int64_t>> parts);
 
-/// total[places[i]] (op)= values[i], for rows of `lanes` lanes each, in order. REQUIRES: `op` is a
-/// sum, but not a table sum; natural alignment.
-void add_rows(Op op, uint64_t lanes, std::span<const uint64_t> places, const void* values,
-              void* total);
+  /// The different ones, ascending.
+  std::span<const int64_t> rows() const { return rows_; }
+  /// Where in `rows` each row given is, part after part.
+  std::span<const uint64_t> places() const { return places_; }
+
+  /// total[place] = the sum over all rows given at that place, in order. `values[p]` are the rows
+  /// of part p, of `lanes` lanes each; null: they count as zeros. REQUIRES: as many values as
+  /// parts; `op` is a sum, but not a table sum; natural alignment.
+  void sum(Op op, uint64_t lanes, std::span<const void* const> values, void* total) const;
+
+ private:
+  struct Entry {
+    uint64_t key;    // row number less the smallest one
+    uint64_t index;  // among the rows given
+  };
+  void sort(uint64_t largest);
+
+  std::vector<uint64_t> sizes_;  // of the parts
+  std::vector<Entry> entries_, sorted_;
+  std::vector<int64_t> rows_;
+  std::vector<uint64_t> places_;
+};
 
 }  // namespace addend

@@ -13,32 +13,20 @@ namespace {
 
 using Parts = std::vector<std::vector<int64_t>>;
 
-struct Merged {
-  std::vector<int64_t> rows;
-  std::vector<uint64_t> places;
-};
-
-Merged merge(const Parts& parts) {
-  std::vector<std::span<const int64_t>> spans(parts.begin(), parts.end());
-  std::size_t count = 0;
-  for (const auto& part : parts)
-    count += part.size();
-  Merged merged{std::vector<int64_t>(count), std::vector<uint64_t>(count)};
-  merged.rows.resize(merge_rows(spans, merged.rows.data(), merged.places.data()));
-  return merged;
-}
-
 void expect_union(const Parts& parts) {
-  const Merged merged = merge(parts);
+  static RowUnion merged;  // one for all: nothing of the last union is left in the next
+  const std::vector<std::span<const int64_t>> spans(parts.begin(), parts.end());
+  merged.merge(spans);
   std::vector<int64_t> all;
   for (const auto& part : parts)
     all.insert(all.end(), part.begin(), part.end());
   std::vector<int64_t> expected = all;
   std::sort(expected.begin(), expected.end());
   expected.erase(std::unique(expected.begin(), expected.end()), expected.end());
-  ASSERT_EQ(merged.rows, expected);
+  ASSERT_EQ(std::vector<int64_t>(merged.rows().begin(), merged.rows().end()), expected);
+  ASSERT_EQ(merged.places().size(), all.size());
   for (std::size_t i = 0; i < all.size(); ++i)
-    ASSERT_EQ(merged.rows[merged.places[i]], all[i]);
+    ASSERT_EQ(merged.rows()[merged.places()[i]], all[i]);
 }
 
 TEST(Rows, NothingGivesNothing) {
@@ -75,17 +63,22 @@ TEST(Rows, RandomPartsOfEveryScale) {
 TEST(Rows, SumsInOrder) {
   std::mt19937_64 random(12);
   const uint64_t lanes = 7;
-  const std::vector<uint64_t> places = {2, 0, 2, 1, 2};
-  std::vector<float> values(places.size() * lanes), total(3 * lanes, 0.0f);
+  const Parts parts = {{30, 10, 30}, {}, {20, 30}, {10}};
+  const std::vector<uint64_t> places = {2, 0, 2, 1, 2};  // of all but the last part
+  RowUnion merged;
+  const std::vector<std::span<const int64_t>> spans(parts.begin(), parts.end());
+  ASSERT_EQ(merged.merge(spans), 3u);
+  std::vector<float> values(places.size() * lanes), total(3 * lanes, 99.0f);
   for (float& value : values)
     value = static_cast<float>(random() % 1000) * 1e-3f;
-  std::vector<float> expected = total;
+  std::vector<float> expected(total.size(), 0.0f);
   for (std::size_t i = 0; i < places.size(); ++i) {
     for (uint64_t lane = 0; lane < lanes; ++lane) {
       expected[places[i] * lanes + lane] += values[i * lanes + lane];
     }
   }
-  add_rows(Op::kSumF32, lanes, places, values.data(), total.data());
+  const void* of_parts[] = {values.data(), nullptr, values.data() + 3 * lanes, nullptr};
+  merged.sum(Op::kSumF32, lanes, of_parts, total.data());
   EXPECT_EQ(total, expected);
 }
 

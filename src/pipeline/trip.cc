@@ -81,7 +81,11 @@ bool Trip::alike() const {
 
 Result<TripState> Trip::run(std::chrono::nanoseconds patience) {
   const auto until = Clock::now() + patience;
-  ADDEND_TRY(encode());
+  if (at_ == At::kBegun) {
+    const auto begin = Clock::now();
+    ADDEND_TRY(encode());
+    note(Stage::kEncode, begin);
+  }
   for (;;) {
     switch (at_) {
       case At::kHome:
@@ -123,8 +127,14 @@ Result<TripState> Trip::run(std::chrono::nanoseconds patience) {
           }
           break;
         }
+        if (!options_.decode) {
+          at_ = At::kHome;
+          return TripState::kSummed;
+        }
+        ADDEND_TRY(codec_->finish(gradient_));
         at_ = At::kHome;
-        return TripState::kSummed;
+        note(Stage::kDecode, begin);
+        return TripState::kDecoded;
       }
     }
   }

@@ -21,10 +21,11 @@ enum class TripState : uint8_t {
   kSummed,     ///< every round is done: what is left is Codec::finish
   kLarge,      ///< the round is too large for the mesh: the caller reduces it and says so
   kDifferent,  ///< ranks' headers differ
+  kDecoded,    ///< the gradient is the sum: nothing is left (Options::decode)
 };
 
-/// What a trip spends its time on, after the first round is encoded.
-enum class Stage : uint8_t { kEncode, kAgree, kReduce };
+/// What a run spends its time on.
+enum class Stage : uint8_t { kEncode, kAgree, kReduce, kDecode };
 struct Span {
   Stage stage = Stage::kEncode;
   std::chrono::steady_clock::time_point begin, end;
@@ -43,6 +44,7 @@ class Trip {
     bool in_place = false;          ///< see Codec::begin_in_place
     uint64_t alike_bytes = 0;       ///< of the header that must be the same on all ranks
     uint64_t mesh_bytes = 1 << 20;  ///< rounds beyond this are the caller's
+    bool decode = false;            ///< the last run calls Codec::finish, too
   };
   /// Sets out with a gradient, as Codec::begin takes it, and a header that precedes the first
   /// round. Sends nothing yet.

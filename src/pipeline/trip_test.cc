@@ -70,6 +70,19 @@ void on_all(const std::string& spec, Body body) {
 
 const std::vector<uint8_t> kHeader(64, 7);
 
+// The caller's way to reduce a round: through messages of its own.
+void reduce_by_hand(Mesh& mesh, const Round& round) {
+  Round planes = round;
+  std::vector<std::span<const uint8_t>> pieces;
+  for (const Plane& plane : planes) {
+    pieces.push_back({static_cast<const uint8_t*>(plane.data), op_bytes(plane.op, plane.lanes)});
+  }
+  const uint64_t exchange = *mesh.start(pieces);
+  ASSERT_TRUE(*mesh.wait(exchange, 60s));
+  ASSERT_TRUE(mesh.sum(exchange, 0, {planes.begin(), planes.size}));
+  ASSERT_TRUE(mesh.release(exchange));
+}
+
 TEST(Trip, SumsOverSeveralSteps) {
   for (const char* spec : {"dense", "exact", "exact:mode=packed", "exact:mode=sketch"}) {
     SCOPED_TRACE(spec);
@@ -89,23 +102,43 @@ TEST(Trip, SumsOverSeveralSteps) {
         ASSERT_TRUE(codec.finish(mine.data()));
         EXPECT_EQ(mine, sum(step));
         ASSERT_FALSE(trip.spans().empty());
-        EXPECT_EQ(trip.spans()[0].stage, Stage::kAgree);
+        EXPECT_EQ(trip.spans()[0].stage, step % 2 == 0 ? Stage::kAgree : Stage::kEncode);
       }
     });
   }
 }
 
-// The caller's way to reduce a round: through messages of its own.
-void reduce_by_hand(Mesh& mesh, const Round& round) {
-  Round planes = round;
-  std::vector<std::span<const uint8_t>> pieces;
-  for (const Plane& plane : planes) {
-    pieces.push_back({static_cast<const uint8_t*>(plane.data), op_bytes(plane.op, plane.lanes)});
-  }
-  const uint64_t exchange = *mesh.start(pieces);
-  ASSERT_TRUE(*mesh.wait(exchange, 60s));
-  ASSERT_TRUE(mesh.sum(exchange, 0, {planes.begin(), planes.size}));
-  ASSERT_TRUE(mesh.release(exchange));
+TEST(Trip, DecodesIfAsked) {
+  on_all("exact", [&](uint32_t rank, Mesh& mesh, Codec& codec) {
+    Trip trip(mesh, codec);
+    for (uint64_t step = 0; step < 3; ++step) {
+      auto mine = gradient(rank, step);
+      ASSERT_TRUE(trip.begin(mine.data(), kHeader, {false, 64, 1 << 30, true}));
+      const auto state = trip.run(60s);
+      ASSERT_TRUE(state) << state.error().message;
+      ASSERT_EQ(*state, TripState::kDecoded);
+      EXPECT_EQ(mine, sum(step));
+      EXPECT_EQ(trip.spans().front().stage, Stage::kEncode);
+      EXPECT_EQ(trip.spans().back().stage, Stage::kDecode);
+    }
+  });
+}
+
+TEST(Trip, DecodesAfterARoundOfTheCallers) {
+  on_all("exact:mode=packed", [&](uint32_t rank, Mesh& mesh, Codec& codec) {
+    Trip trip(mesh, codec);
+    auto mine = gradient(rank, 0);
+    ASSERT_TRUE(trip.begin(mine.data(), kHeader, {false, 64, 0, true}));
+    auto state = trip.run(60s);
+    while (state && *state == TripState::kLarge) {
+      reduce_by_hand(mesh, trip.round());
+      trip.reduced();
+      state = trip.run(60s);
+    }
+    ASSERT_TRUE(state) << state.error().message;
+    EXPECT_EQ(*state, TripState::kDecoded);
+    EXPECT_EQ(mine, sum(0));
+  });
 }
 
 TEST(Trip, LeavesLargeRoundsToTheCaller) {

@@ -202,7 +202,7 @@ class MeshTrap:
 
     def __init__(self, worker: Any, case: Case, step: int, act: Callable[[], None]) -> None:
         self._case, self._act, self._engine = case, act, worker.engine
-        for name in ("submit", "call"):
+        for name in ("submit", "run_claimed"):
             setattr(worker, name, self._seeing_jobs(getattr(worker, name), step))
 
     def _seeing_jobs(self, original: Callable[..., Any], step: int) -> Callable[..., Any]:
@@ -500,7 +500,7 @@ def break_codecs(method: str, number: int, error: Exception) -> None:
 
     setattr(addend.Codec, method, breaking(getattr(addend.Codec, method)))
     if method == "begin":  # over a mesh it is called by native code
-        Trip.encode = breaking(Trip.encode)  # type: ignore[method-assign]
+        Trip.begin = breaking(Trip.begin)  # type: ignore[method-assign]
 
 
 def break_encoding(rank: int, world: int, way: str) -> str:

@@ -326,6 +326,7 @@ class CodecJob(GradientJob):
         self._digest: int | None = None
         self._encoded = False
         self._stays = False  # the sum happens on the device
+        self._finished = False  # the trip has decoded, too
         self._missing = 0
 
     def can_start(self) -> bool:
@@ -334,6 +335,11 @@ class CodecJob(GradientJob):
     def prepare(self) -> None:
         self._open()
         self._encode()
+
+    def take_over(self, trip: Trip, digest: int) -> None:
+        """Goes on with a trip that is under way."""
+        self._trip, self._digest, self._encoded = trip, digest, True
+        self._coder.busy = True
 
     def _open(self) -> int:
         if self._digest is None:
@@ -391,7 +397,7 @@ class CodecJob(GradientJob):
             state = trip.run(timeout_s)
             return state is not TripState.WAITING
 
-        while state is not TripState.SUMMED:
+        while state not in (TripState.SUMMED, TripState.DECODED):
             yield Wait([MeshWork(mesh, go_on)])
             if state is TripState.DIFFERENT:
                 messages = [mesh.message(trip.exchange, rank) for rank in range(mesh.world)]
@@ -404,6 +410,7 @@ class CodecJob(GradientJob):
                     go_on(0.0)
         for stage, begin, end in trip.spans():
             self._meter.add_time(stage, begin, end, self._place.step, self._place.bucket)
+        self._finished = state is TripState.DECODED
         self._leave(trip)
 
     def _leave(self, trip: Trip) -> None:
@@ -507,7 +514,7 @@ class CodecJob(GradientJob):
             yield wait
 
     def _decode(self) -> None:
-        if not self._by_piece or self._stays:
+        if not self._finished and (not self._by_piece or self._stays):
             self._coder.finish(self._memory.address)
         if self._memory.on_device and not self._stays:
             self._memory.store(self._device_scale)

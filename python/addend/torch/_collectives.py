@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
-from typing import Any, Callable, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,11 +16,10 @@ from addend.torch._coder import DTYPES, CodecJob, Coder, Memory, PlainJob, Plan,
 from addend.torch._hook import start
 from addend.torch._meter import Meter
 from addend.torch._rollcall import Place
+from addend.torch._shortcut import Shortcut
 from addend.torch._sparse import SparseJob, SparseSums
 from addend.torch._specs import check, tuned
 from addend.torch._worker import Job, Worker
-
-_T = TypeVar("_T")
 
 # Larger tensors go in pieces, so that one is encoded and another decoded while a third travels.
 # Quantising takes longer than looking for zeros, and is worth hiding in smaller pieces.
@@ -39,15 +37,19 @@ class Pending:
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
         self._error: Exception | None = None
-        self._ended = threading.Event()
+        self._ended = False
+        self._gate = threading.Lock()  # held until the end: an Event costs several times as much
+        self._gate.acquire()
         self._streams: list[Any] = []
 
     def is_completed(self) -> bool:
-        return self._ended.is_set()
+        return self._ended
 
     def wait(self, timeout: float | None = None) -> torch.Tensor:
-        if not self._ended.wait(timeout):
-            raise TimeoutError("all_reduce is not done yet")
+        if not self._ended:
+            if not self._gate.acquire(timeout=-1 if timeout is None else timeout):
+                raise TimeoutError("all_reduce is not done yet")
+            self._gate.release()
         if self._error is not None:
             raise self._error
         for stream in self._streams:
@@ -66,11 +68,15 @@ class Pending:
                     self._tensor.data = result  # its copy_ would copy what nobody else has
                 else:
                     self._tensor.copy_(result)
-        self._ended.set()
+        self._end()
 
     def failed(self, error: Exception) -> None:
         self._error = error
-        self._ended.set()
+        self._end()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._gate.release()
 
 
 class _Call(NamedTuple):
@@ -86,6 +92,14 @@ class _Dense(NamedTuple):
     call: _Call
     plan: Plan
     coder: Coder | None  # None: no codec takes the elements
+    shortcut: Shortcut | None = None
+
+
+class _Sparse(NamedTuple):
+    """The same for sparse tensors."""
+
+    call: _Call
+    sums: SparseSums
 
 
 class _Context:
@@ -95,12 +109,27 @@ class _Context:
         self.worker: Worker = start(group, deadline)
         self.meter = Meter(self.worker.engine.rank)
         self.calls = 0
-        self.known: dict[tuple[Any, ...], _Dense] = {}
-        self._sparse: dict[tuple[Any, ...], SparseSums] = {}
+        self.known: dict[tuple[Any, ...], _Dense | _Sparse] = {}
 
-    def dense(self, key: tuple[Any, ...], tensor: torch.Tensor, call: _Call) -> _Dense:
-        """That of an earlier call with the same key, if we still have it."""
-        return _recall(self.known, key, lambda: self._make_dense(tensor, call))
+    def recall(self, kind: tuple[Any, ...]) -> _Dense | _Sparse | None:
+        """What an earlier call of the kind learnt, if we still have it."""
+        found = self.known.pop(kind, None)
+        if found is not None:
+            self.known[kind] = found  # the latest used
+        return found
+
+    def learn(self, kind: tuple[Any, ...], tensor: torch.Tensor, call: _Call) -> _Dense | _Sparse:
+        """For the first call of a kind. The least recently used is forgotten; jobs that still need
+        it keep it alive."""
+        found: _Dense | _Sparse
+        if tensor.layout == torch.sparse_coo:
+            found = _Sparse(call, SparseSums(self.worker.engine, call.spec, "tensor"))
+        else:
+            found = self._make_dense(tensor, call)
+        self.known[kind] = found
+        if len(self.known) > _MOST_SHAPES:
+            self.known.pop(next(iter(self.known)))
+        return found
 
     def _make_dense(self, tensor: torch.Tensor, call: _Call) -> _Dense:
         text = (
@@ -108,7 +137,8 @@ class _Context:
             f" times {call.scale:g}"
         )
         if tensor.dtype in DTYPES:
-            return _Dense(call, Plan(text), self._make_coder(tensor, call))
+            plan, coder = Plan(text), self._make_coder(tensor, call)
+            return _Dense(call, plan, coder, self._make_shortcut(tensor, plan, coder))
         _log.PLAN.info("%s has no codec, travels as it is", tensor.dtype)
         return _Dense(call, Plan(text), None)
 
@@ -135,11 +165,12 @@ class _Context:
             begin += count
         return Coder(runs, flat.element_size())
 
-    def sparse(self, tensor: torch.Tensor, call: _Call) -> SparseSums:
-        key = (tuple(tensor.shape), tensor.sparse_dim(), tensor.dtype, call)
-        return _recall(
-            self._sparse, key, lambda: SparseSums(self.worker.engine, call.spec, "tensor")
-        )
+    def _make_shortcut(self, tensor: torch.Tensor, plan: Plan, coder: Coder) -> Shortcut | None:
+        engine = self.worker.engine
+        trip = coder.trip(engine.mesh)
+        if trip is None or tensor.device.type != "cpu" or engine.exchange_bytes == 0:
+            return None
+        return Shortcut(self.worker, self.meter, plan, coder, trip)
 
 
 def piece_sizes(count: int, largest: int) -> list[int]:
@@ -152,25 +183,15 @@ def piece_sizes(count: int, largest: int) -> list[int]:
     return [*ramp, *[largest] * middle, *([rest] if rest else []), *reversed(ramp)]
 
 
-def _recall(known: dict[Any, _T], key: Any, make: Callable[[], _T]) -> _T:
-    """known[key], made if it is new; the least recently used is forgotten. Jobs that still need
-    what is forgotten keep it alive."""
-    found = known.pop(key) if key in known else make()
-    known[key] = found
-    if len(known) > _MOST_SHAPES:
-        known.pop(next(iter(known)))
-    return found
-
-
 _contexts: weakref.WeakKeyDictionary[Any, _Context] = weakref.WeakKeyDictionary()
 
 
 def _known_context(group: Any) -> _Context | None:
-    with contextlib.suppress(TypeError):  # there is no group, or this rank is not in it
+    try:
         found = _contexts.get(dist.group.WORLD if group is None else group)
-        if found is not None and not found.worker.closed:
-            return found
-    return None
+    except TypeError:  # there is no group, or this rank is not in it
+        return None
+    return found if found is not None and not found.worker.closed else None
 
 
 def _context(group: Any, deadline: float) -> _Context:
@@ -206,26 +227,30 @@ def all_reduce(
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgument(f"all_reduce takes a torch tensor, not {type(tensor).__name__}")
     # What was right for one tensor of a kind is right for the next.
-    kind = (codec, op, tensor.dtype, tensor.layout, tensor.device, tensor.shape)
-    known: _Dense | None = None
-    dense = tensor.layout == torch.strided and tensor.is_contiguous()
+    sparse = tensor.layout == torch.sparse_coo
+    plain = sparse or (tensor.layout == torch.strided and tensor.is_contiguous())
+    shape = (tensor.shape, tensor.sparse_dim() if sparse else 0)
+    kind = (codec, op, tensor.dtype, tensor.layout, tensor.device, shape)
+    known: _Dense | _Sparse | None = None
     context = _known_context(group)
-    if context is not None and dense and isinstance(codec, str) and deadline > 0:
-        known = context.known.pop(kind, None)
-    if context is not None and known is not None:
-        context.known[kind] = known  # the latest used
-    else:
+    if context is not None and plain and isinstance(codec, str) and deadline > 0:
+        known = context.recall(kind)
+    if context is None or known is None:
         _check_arguments(tensor, op, codec, deadline)
         context = _context(group, deadline)
         world = context.worker.engine.world
         spec = tuned(codec)
         check(spec, world)
         call = _Call(spec, 1.0 / world if op == "mean" else 1.0)
+        known = context.recall(kind) or context.learn(kind, tensor, call)
     context.calls += 1
-    if tensor.layout == torch.sparse_coo:
-        pending, job = _sparse_job(context, tensor, call)
+    if isinstance(known, _Sparse):
+        pending, job = _sparse_job(context, tensor, known)
     else:
-        pending, job = _dense_job(context, tensor, known or context.dense(kind, tensor, call))
+        shortcut = known.shortcut if plain and not async_op else None
+        if shortcut is not None and shortcut.call(tensor, context.calls):
+            return tensor
+        pending, job = _dense_job(context, tensor, known)
     if async_op:
         context.worker.submit(job)
     else:
@@ -262,15 +287,15 @@ def _needs_no_codec(spec: str, dtype: torch.dtype) -> bool:
     return name in ("dense", "exact")
 
 
-def _sparse_job(context: _Context, tensor: torch.Tensor, call: _Call) -> tuple[Pending, Job]:
+def _sparse_job(context: _Context, tensor: torch.Tensor, known: _Sparse) -> tuple[Pending, Job]:
     pending = Pending(tensor)
     job = SparseJob(
         context.worker.greeter,
         context.meter,
         Place(context.calls),
         tensor.detach(),
-        sums=context.sparse(tensor, call),
-        scale=call.scale,
+        sums=known.sums,
+        scale=known.call.scale,
         done=lambda memory: pending.done(memory, memory.result),
         failed=pending.failed,
     )
@@ -279,7 +304,7 @@ def _sparse_job(context: _Context, tensor: torch.Tensor, call: _Call) -> tuple[P
 
 def _dense_job(context: _Context, tensor: torch.Tensor, known: _Dense) -> tuple[Pending, Job]:
     pending = Pending(tensor)
-    call, plan, coder = known
+    call, plan, coder, _ = known
     by_piece = coder is not None and len(coder.runs) > 1
     stands_in = not tensor.is_contiguous()
     flat = tensor.detach()

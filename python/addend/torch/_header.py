@@ -123,6 +123,9 @@ def unpack(messages: Sequence[Bytes]) -> list[Header]:
 
 def check(headers: Sequence[Header], describe_layout: Callable[[], str]) -> None:
     """Raises Mismatch with the ranks that differ from the most common header."""
+    alike = headers[0][: len(_WORDS)]
+    if all(header[: len(_WORDS)] == alike for header in headers):
+        return
     for name, words in _WORDS.items():
         values = [getattr(header, name) for header in headers]
         if all(value == values[0] for value in values):

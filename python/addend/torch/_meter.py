@@ -12,9 +12,13 @@ from typing import Any
 import torch
 
 from addend import InvalidArgument, Report
+from addend.mesh import spans_of
+from addend.report import from_record
 from addend.torch import _log
+from addend.torch._rollcall import Place
 
 _MOST_EVENTS = 200_000
+_MOST_TRIPS = 16
 # A range for torch's profiler; the light kind is not in every torch.
 _range = getattr(
     getattr(torch._C, "_profiler", None),
@@ -111,6 +115,7 @@ class Meter:
         self._totals: dict[str, float] = collections.defaultdict(float)
         self._last: dict[str, float] = {}
         self._trace: Trace | None = None
+        self._trips: list[tuple[bytes, bytes, Place, int]] = []  # not counted yet
 
     def stage(self, name: str, step: int, bucket: int) -> _Stage:
         """Times a stage of a bucket; also a range for torch's profiler."""
@@ -118,9 +123,12 @@ class Meter:
 
     def add_time(self, name: str, begin: float, end: float, step: int, bucket: int) -> None:
         with self._lock:
-            self._totals[f"time/{name}_s"] += end - begin
-            if self._trace is not None:
-                self._trace.add(name, begin, end, step, bucket)
+            self._add_time(name, begin, end, step, bucket)
+
+    def _add_time(self, name: str, begin: float, end: float, step: int, bucket: int) -> None:
+        self._totals[f"time/{name}_s"] += end - begin
+        if self._trace is not None:
+            self._trace.add(name, begin, end, step, bucket)
 
     def count(self, key: str, amount: float = 1) -> None:
         with self._lock:
@@ -129,22 +137,40 @@ class Meter:
     def bucket_done(self, report: Report, elements: int) -> None:
         """One codec's step: bytes, what it fell back to, what it saw of density and error."""
         with self._lock:
-            totals = self._totals
-            totals["wire_bytes"] += report.wire_bytes
-            totals["dense_bytes"] += report.dense_bytes
-            totals[f"mode/{report.mode}"] += 1
-            if report.fallback != "none":
-                totals[f"fallback/{report.fallback}"] += 1
-            if report.union_nonzeros is not None:
-                totals["_union"] += report.union_nonzeros
-                totals["_union_of"] += elements
-            totals["_energy"] += report.sampled_energy
-            totals["_error"] += report.sampled_error
-            totals["nonfinite_elements"] += report.nonfinite
-            if report.missing:
-                totals["partial"] += 1
-                for rank in range(report.missing.bit_length()):
-                    totals[f"missing/rank_{rank}"] += report.missing >> rank & 1
+            self._bucket_done(report, elements)
+
+    def _bucket_done(self, report: Report, elements: int) -> None:
+        totals = self._totals
+        totals["wire_bytes"] += report.wire_bytes
+        totals["dense_bytes"] += report.dense_bytes
+        totals[f"mode/{report.mode}"] += 1
+        if report.fallback != "none":
+            totals[f"fallback/{report.fallback}"] += 1
+        if report.union_nonzeros is not None:
+            totals["_union"] += report.union_nonzeros
+            totals["_union_of"] += elements
+        totals["_energy"] += report.sampled_energy
+        totals["_error"] += report.sampled_error
+        totals["nonfinite_elements"] += report.nonfinite
+        if report.missing:
+            totals["partial"] += 1
+            for rank in range(report.missing.bit_length()):
+                totals[f"missing/rank_{rank}"] += report.missing >> rank & 1
+
+    def trip_done(self, trip: bytes, codec: bytes, place: Place, elements: int) -> None:
+        """A trip's step, by its record and its codec's: counted when somebody asks, or when many
+        have come together, for counting takes longer than a small sum."""
+        with self._lock:
+            self._trips.append((trip, codec, place, elements))
+            if len(self._trips) >= _MOST_TRIPS:
+                self._count_trips()
+
+    def _count_trips(self) -> None:
+        for trip, codec, place, elements in self._trips:
+            for stage, begin, end in spans_of(trip):
+                self._add_time(stage, begin, end, place.step, place.bucket)
+            self._bucket_done(from_record(codec), elements)
+        self._trips.clear()
 
     def raw_bytes(self, wire: int, dense: int) -> None:
         """A bucket that travelled without a codec."""
@@ -166,10 +192,12 @@ class Meter:
         self.stop_trace()
         trace = Trace(self._rank, path, steps)
         with self._lock:
+            self._count_trips()
             self._trace = trace
 
     def stop_trace(self) -> None:
         with self._lock:
+            self._count_trips()
             trace, self._trace = self._trace, None
         if trace is None:
             return
@@ -180,6 +208,7 @@ class Meter:
 
     def snapshot(self) -> dict[str, float]:
         with self._lock:
+            self._count_trips()
             totals = dict(self._totals)
             last = dict(self._last)
         union, of = totals.pop("_union", 0.0), totals.pop("_union_of", 0.0)

@@ -19,7 +19,7 @@ from typing import Any, Callable, NamedTuple
 import torch
 
 from addend import Codec, InvalidArgument, Plane, Unavailable
-from addend.mesh import Bytes, add_rows, aligned, merge_rows
+from addend.mesh import Bytes, Rows, aligned
 from addend.plane import Op
 from addend.torch import _header
 from addend.torch._coder import DTYPES, Plan
@@ -53,6 +53,7 @@ class SparseSums:
         self.plan = Plan("")
         self.busy = False  # a sum is under way, and what the next one does depends on it
         self._key: tuple[Any, ...] | None = None  # what the plan is for
+        self.rows = Rows()
         self.most = 0  # rows of the rank that had most, last time
         self.union = 0  # rows of all ranks together, last time
         self._codec: Codec | None = None
@@ -115,33 +116,29 @@ def _length(rows: int, width: int) -> int:
     return aligned(rows * _ROW_BYTES) + rows * width if width else rows * _ROW_BYTES
 
 
-class _Union:
-    """Rows of several parts, merged."""
-
-    def __init__(self, parts: Sequence[_Part]) -> None:
-        given = sum(part.rows.size for part in parts) // _ROW_BYTES
-        merged = torch.empty(given, dtype=torch.int64)
-        self._places = torch.empty(given, dtype=torch.int64)
-        different = merge_rows(
-            [part.rows for part in parts], merged.data_ptr(), self._places.data_ptr()
-        )
-        # Memory for rows that turned out to be the same is not kept as long as the result lives.
-        self.rows = merged if different == given else merged[:different].clone()
-        self._begins = [0]
-        for part in parts:
-            self._begins.append(self._begins[-1] + part.rows.size // _ROW_BYTES)
-
-    def add(self, part: int, values: int, total: torch.Tensor) -> None:
-        """Adds a part's values, at an address, to where its rows are in the union."""
-        begin, end = self._begins[part], self._begins[part + 1]
-        op = _SUM_OPS.get(total.dtype)
-        if op is not None:
-            places = Bytes(self._places.data_ptr() + begin * _ROW_BYTES, (end - begin) * _ROW_BYTES)
-            add_rows(op, total.shape[1], places, values, total.data_ptr())
-        elif end > begin and total.shape[1]:
-            nbytes = (end - begin) * total.shape[1] * total.element_size()
-            piece = tensor_at(values, nbytes).view(total.dtype).view(-1, total.shape[1])
-            total.index_add_(0, self._places[begin:end], piece)
+def _add_up(
+    rows: Rows, parts: Sequence[_Part], values: Sequence[int], like: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The union's row numbers, and the sums of values: by part, their address or 0 for none."""
+    different = rows.merge([part.rows for part in parts])
+    merged = torch.empty(different, dtype=torch.int64)
+    width = like.shape[1]
+    op = _SUM_OPS.get(like.dtype)
+    if op is not None:
+        total = like.new_empty(different, width)
+        rows.sum(op, width, values, merged.data_ptr(), total.data_ptr())
+        return merged, total
+    total = like.new_zeros(different, width)
+    rows.sum(Op.SUM_F32, 0, values, merged.data_ptr(), 0)
+    at = rows.places
+    for part, address in zip(parts, values):
+        count = part.rows.size // _ROW_BYTES
+        if address and count and width:
+            places = tensor_at(at, part.rows.size).view(torch.int64)
+            piece = tensor_at(address, count * width * like.element_size()).view(like.dtype)
+            total.index_add_(0, places, piece.view(-1, width))
+        at += part.rows.size
+    return merged, total
 
 
 class SparseMemory:
@@ -230,17 +227,16 @@ class SparseJob(Job):
         sums.step = self.place.step
         parts: list[_Part] = []
         gathered = yield from self._meet(rows, values, parts)
-        union = _Union(parts)
-        total = values.new_zeros(union.rows.numel(), values.shape[1])
-        if gathered:
-            for i, part in enumerate(parts):
-                union.add(i, part.values, total)
-        elif total.numel():
-            union.add(self._engine.rank, values.data_ptr(), total)
+        addresses = [part.values for part in parts]
+        if not gathered:
+            addresses = [0] * len(parts)
+            addresses[self._engine.rank] = values.data_ptr()
+        union, total = _add_up(sums.rows, parts, addresses, values)
+        if not gathered and total.numel():
             yield from self._sum_packed(total)
-        sums.union = union.rows.numel()
+        sums.union = union.numel()
         sums.busy = False
-        self._memory.result = _make_sparse(union.rows, total, tensor)
+        self._memory.result = _make_sparse(union, total, tensor)
         self._meter.add_time("reduce", begin, time.perf_counter(), *self._at())
         self._meter.count("mode/gather" if gathered else "mode/union")
         self._meter.raw_bytes(0, tensor.numel() * values.element_size())

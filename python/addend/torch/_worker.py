@@ -29,6 +29,7 @@ from addend.torch._rollcall import Place, RollCall, describe
 from addend.torch._works import MeshWork, Steps, Wait
 
 _SLICE_S = 0.5  # how long a blocked wait goes without looking at the deadline
+_MOMENT = _group.seconds(10e-3)  # without looking for aborts, either
 _POLL_S = 50e-6
 _SETTLE_S = 2.0  # for collectives that were cut off, or that all ranks take part in
 
@@ -47,6 +48,11 @@ class Job:
 
     def prepare(self) -> None:
         """What may run before the job is in front: no collectives."""
+
+    def dash(self) -> bool:
+        """Only in a thread that waits for the job, before `steps`: goes as far as it can without
+        looking left or right. True: there is nothing left to do."""
+        return False
 
     def steps(self) -> Steps:
         raise NotImplementedError
@@ -88,6 +94,7 @@ class Worker:
         # Under the condition's lock:
         self._queue: collections.deque[Job] = collections.deque()
         self._busy = 0  # jobs submitted and not ended
+        self._drains = 0  # threads that wait for `_idle`
         self._inline = False  # a caller's thread runs the only job there is
         self._at_mesh = False  # a thread waits for the mesh, and for its bell
         self._stop = False
@@ -119,24 +126,30 @@ class Worker:
     def call(self, job: Job) -> None:
         """Like submit, but runs the job to its end in this thread if nothing else is under way:
         saves two thread hops. Either way the job itself knows how it ended."""
+        if self.claim():
+            self.run_claimed(job)
+        else:
+            self.submit(job)
+
+    def claim(self) -> bool:
+        """Whether this thread may run a job: then it must. False while others are under way."""
         self._check_process()
         with self._changed:
             ended = self.failure is not None or self._aborted is not None or self._stop
-            inline = self._busy == 0 and not self._inline and not ended
-            if inline:
-                self._inline = True
-                self._busy = 1
-        if inline:
-            self._run_inline(job)
-        else:
-            self.submit(job)
+            if self._busy > 0 or self._inline or ended:
+                return False
+            self._inline = True
+            self._busy = 1
+            return True
 
     def drain(self) -> None:
         """Blocks until every job so far has ended."""
         self._check_process()
         with self._changed:
+            self._drains += 1
             while self._busy > 0 and self._thread.is_alive():
                 self._idle.wait(_SLICE_S)
+            self._drains -= 1
 
     @property
     def closed(self) -> bool:
@@ -240,7 +253,7 @@ class Worker:
         job.succeed()
         with self._changed:
             self._busy -= 1
-            if self._busy == 0:
+            if self._busy == 0 and self._drains > 0:
                 self._idle.notify_all()
 
     def _check_abort(self) -> None:
@@ -307,13 +320,15 @@ class Worker:
 
     # ---- a job in the caller's thread
 
-    def _run_inline(self, job: Job) -> None:
+    def run_claimed(self, job: Job) -> None:
+        """After `claim`."""
         running = _Running(job)
         self._at = job
         try:
-            while running.advance():
-                for work in running.wait.works:
-                    self._block_inline(job, work)
+            if not job.dash():
+                while running.advance():
+                    for work in running.wait.works:
+                        self._block_inline(job, work)
             self._end(job)
         except BaseException as error:  # an interrupt too leaves the others waiting for this rank
             self._fail(error, job, [running])
@@ -327,6 +342,8 @@ class Worker:
                     self._changed.notify_all()  # else let the thread sleep: waking it costs us
 
     def _block_inline(self, job: Job, work: Any) -> None:
+        if isinstance(work, MeshWork) and work.wait(_MOMENT):
+            return  # nothing happened that others should be asked about
         slice_ = _group.seconds(_SLICE_S)
         while not work.is_completed():
             if isinstance(work, MeshWork):
