@@ -359,6 +359,28 @@ ADDEND_API void addend_trip_cancel(addend_trip* trip);
 /* Safe to call from another thread than the one that runs the trip. */
 ADDEND_API uint32_t addend_trip_round_number(const addend_trip* trip);
 
+/* Rounds that are too large to send to everyone: each rank folds its share of every plane and sends
+ * the sums to all, in a thread that the hauler has. Sockets as for a mesh, but others; `bell` and
+ * `ringer` are the ends of a pipe that rings when a haul ends, and whose ringing ends waits. Calls
+ * come from one thread at a time. */
+typedef struct addend_hauler addend_hauler;
+
+ADDEND_API addend_status addend_hauler_create(uint32_t world, uint32_t rank, const int* sockets,
+                                              int bell, int ringer, addend_hauler** hauler);
+/* Abandons what is under way. */
+ADDEND_API void addend_hauler_destroy(addend_hauler* hauler);
+/* Starts to sum planes over all ranks, in place and in the order of ranks. All ranks start the same
+ * hauls in the same order. The planes' memory is the hauler's until the haul is done or abandoned.
+ */
+ADDEND_API addend_status addend_hauler_start(addend_hauler* hauler, const addend_plane* planes,
+                                             uint32_t count, uint64_t* haul);
+/* `done`: whether the haul is, after the time, a ring or a signal at the latest. It is forgotten
+ * with the first yes. */
+ADDEND_API addend_status addend_hauler_wait(addend_hauler* hauler, uint64_t haul,
+                                            uint64_t timeout_ns, int* done);
+/* From now on no plane is touched, and nothing works. */
+ADDEND_API void addend_hauler_abandon(addend_hauler* hauler);
+
 /* The union of rows that came from several ranks. One thread at a time. */
 typedef struct addend_rows addend_rows;
 

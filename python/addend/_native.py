@@ -139,6 +139,7 @@ _CODEC = c_void_p
 _REDUCER = c_void_p
 _MESH = c_void_p
 _TRIP = c_void_p
+_HAULER = c_void_p
 _ROWS = c_void_p
 # name, result, arguments. A c_int result is an addend_status.
 _FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
@@ -189,6 +190,15 @@ _FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("trip_reduced", c_int, [_TRIP]),
     ("trip_cancel", None, [_TRIP]),
     ("trip_round_number", c_uint32, [_TRIP]),
+    (
+        "hauler_create",
+        c_int,
+        [c_uint32, c_uint32, POINTER(c_int), c_int, c_int, POINTER(_HAULER)],
+    ),
+    ("hauler_destroy", None, [_HAULER]),
+    ("hauler_start", c_int, [_HAULER, POINTER(Plane), c_uint32, POINTER(c_uint64)]),
+    ("hauler_wait", c_int, [_HAULER, c_uint64, c_uint64, POINTER(c_int)]),
+    ("hauler_abandon", None, [_HAULER]),
     ("rows_create", c_int, [POINTER(_ROWS)]),
     ("rows_destroy", None, [_ROWS]),
     (

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from addend import _native
 from addend._native import check, library
 from addend.codec import Codec, round_from_native
-from addend.plane import Op, Round
+from addend.plane import Op, Plane, Round
 
 ALIGN = 64  # pieces of a message begin at multiples of this
 _FEW_PIECES = 8
@@ -46,8 +46,8 @@ class Mesh:
         self._bell, self._ringer = os.pipe()
         os.set_blocking(self._bell, False)
         os.set_blocking(self._ringer, False)
-        self._rung = False
         self._pieces = (_native.Piece * _FEW_PIECES)()
+        self._hauler: Hauler | None = None
         handle = ctypes.c_void_p()
         check(
             library.mesh_create(
@@ -94,26 +94,70 @@ class Mesh:
         """Ends a wait in another thread."""
         with contextlib.suppress(OSError):  # full: it rings already
             os.write(self._ringer, b"x")
-        self._rung = True  # afterwards: what `hush` misses now it finds the next time
 
-    def hush(self) -> None:
-        """After a wait that a ring may have ended."""
-        if not self._rung:
-            return
-        self._rung = False
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self._bell, 64):
-                pass
+    def add_hauler(self, sockets: Sequence[socket.socket | None]) -> Hauler:
+        """A hauler that rings this mesh's bell, and ends with the mesh."""
+        self._hauler = Hauler(sockets, self.rank, self._bell, self._ringer)
+        return self._hauler
 
     def close(self) -> None:
         if self not in _open_meshes:
             return
         _open_meshes.discard(self)
+        if self._hauler is not None:
+            self._hauler.close()
         self._finalizer()
         for one in self._sockets:
             one.close()
         os.close(self._bell)
         os.close(self._ringer)
+
+
+class Hauler:
+    """Sums of rounds that are too large to send to everyone, in a thread of its own.
+
+    `sockets` belong to it from now on. All ranks start the same hauls in the same order. One thread
+    at a time.
+    """
+
+    def __init__(
+        self, sockets: Sequence[socket.socket | None], rank: int, bell: int, ringer: int
+    ) -> None:
+        self._sockets = [one for one in sockets if one is not None]
+        fds = (ctypes.c_int * len(sockets))(
+            *[-1 if one is None else one.fileno() for one in sockets]
+        )
+        handle = ctypes.c_void_p()
+        check(library.hauler_create(len(sockets), rank, fds, bell, ringer, handle))
+        self._handle = handle.value
+        self._finalizer = weakref.finalize(self, library.hauler_destroy, handle.value)
+
+    def start(self, planes: Sequence[Plane]) -> int:
+        """Starts to sum planes over all ranks, in place and in the order of ranks. Their memory is
+        the hauler's until the haul is done or abandoned. Returns the number of the haul."""
+        number = ctypes.c_uint64()
+        native = (_native.Plane * len(planes))(
+            *[_native.Plane(p.op, p.lanes, p.data, p.table or None, p.sums or None) for p in planes]
+        )
+        check(library.hauler_start(self._handle, native, len(planes), ctypes.byref(number)))
+        return number.value
+
+    def wait(self, haul: int, timeout_s: float) -> bool:
+        """Whether the haul is done, after waiting at most so long, or until the bell rings. It is
+        forgotten with the first yes."""
+        done = ctypes.c_int()
+        check(library.hauler_wait(self._handle, haul, int(timeout_s * 1e9), ctypes.byref(done)))
+        return done.value != 0
+
+    def abandon(self) -> None:
+        """From now on no plane is touched, and nothing works."""
+        if self._finalizer.alive:
+            library.hauler_abandon(self._handle)
+
+    def close(self) -> None:
+        self._finalizer()
+        for one in self._sockets:
+            one.close()
 
 
 _open_meshes: weakref.WeakSet[Mesh] = weakref.WeakSet()
@@ -122,7 +166,8 @@ _open_meshes: weakref.WeakSet[Mesh] = weakref.WeakSet()
 def _leave_to_parent() -> None:
     # A forked child (a data loader, say) may outlive its parent, whose peers must hear of its end.
     for mesh in list(_open_meshes):
-        for one in mesh._sockets:
+        hauled = mesh._hauler._sockets if mesh._hauler is not None else []
+        for one in (*mesh._sockets, *hauled):
             one.close()
 
 

@@ -10,6 +10,7 @@
 #include "capi/convert.h"
 #include "capi/guard.h"
 #include "capi/handles.h"
+#include "mesh/hauler.h"
 #include "mesh/mesh.h"
 #include "mesh/rows.h"
 #include "pipeline/trip.h"
@@ -20,6 +21,10 @@ struct addend_mesh {
 
 struct addend_trip {
   addend::Trip trip;
+};
+
+struct addend_hauler {
+  std::unique_ptr<addend::Hauler> hauler;
 };
 
 struct addend_rows {
@@ -44,6 +49,17 @@ std::chrono::nanoseconds to_wait(uint64_t timeout_ns) {
 uint64_t to_ns(std::chrono::steady_clock::time_point time) {
   return static_cast<uint64_t>(
       std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count());
+}
+
+addend::Result<std::vector<addend::Plane>> to_planes(const addend_plane* planes, uint32_t count) {
+  std::vector<addend::Plane> out;
+  out.reserve(count);
+  for (uint32_t i = 0; i < count; ++i) {
+    const auto plane = addend::to_cpp(planes[i]);
+    if (!plane) return plane.error();
+    out.push_back(*plane);
+  }
+  return out;
 }
 
 void show(const addend::Trip& trip, addend::TripState state, addend_trip_view& view) {
@@ -123,14 +139,9 @@ addend_status addend_mesh_sum(const addend_mesh* mesh, uint64_t exchange, uint64
   return guarded([&] {
     if (mesh == nullptr || (planes == nullptr && count > 0))
       return invalid("addend_mesh_sum: null argument");
-    std::vector<addend::Plane> sums;
-    sums.reserve(count);
-    for (uint32_t i = 0; i < count; ++i) {
-      const auto plane = addend::to_cpp(planes[i]);
-      if (!plane) return fail(plane.error());
-      sums.push_back(*plane);
-    }
-    return to_status(mesh->mesh->sum(exchange, offset, sums));
+    auto sums = to_planes(planes, count);
+    if (!sums) return fail(sums.error());
+    return to_status(mesh->mesh->sum(exchange, offset, *sums));
   });
 }
 
@@ -194,6 +205,50 @@ void addend_trip_cancel(addend_trip* trip) {
 
 uint32_t addend_trip_round_number(const addend_trip* trip) {
   return trip == nullptr ? 0 : trip->trip.round_number();
+}
+
+addend_status addend_hauler_create(uint32_t world, uint32_t rank, const int* sockets, int bell,
+                                   int ringer, addend_hauler** hauler) {
+  return guarded([&] {
+    if (sockets == nullptr || hauler == nullptr)
+      return invalid("addend_hauler_create: null argument");
+    *hauler = nullptr;
+    auto made = addend::Hauler::create({sockets, world}, rank, bell, ringer);
+    if (!made) return fail(made.error());
+    *hauler = new addend_hauler{*std::move(made)};
+    return ADDEND_OK;
+  });
+}
+
+void addend_hauler_destroy(addend_hauler* hauler) { delete hauler; }
+
+addend_status addend_hauler_start(addend_hauler* hauler, const addend_plane* planes, uint32_t count,
+                                  uint64_t* haul) {
+  return guarded([&] {
+    if (hauler == nullptr || haul == nullptr || (planes == nullptr && count > 0))
+      return invalid("addend_hauler_start: null argument");
+    const auto sums = to_planes(planes, count);
+    if (!sums) return fail(sums.error());
+    const auto started = hauler->hauler->start(*sums);
+    if (!started) return fail(started.error());
+    *haul = *started;
+    return ADDEND_OK;
+  });
+}
+
+addend_status addend_hauler_wait(addend_hauler* hauler, uint64_t haul, uint64_t timeout_ns,
+                                 int* done) {
+  return guarded([&] {
+    if (hauler == nullptr || done == nullptr) return invalid("addend_hauler_wait: null argument");
+    const auto ended = hauler->hauler->wait(haul, to_wait(timeout_ns));
+    if (!ended) return fail(ended.error());
+    *done = *ended ? 1 : 0;
+    return ADDEND_OK;
+  });
+}
+
+void addend_hauler_abandon(addend_hauler* hauler) {
+  if (hauler != nullptr) hauler->hauler->abandon();
 }
 
 addend_status addend_rows_create(addend_rows** rows) {

@@ -14,6 +14,7 @@
 #include <sys/uio.h>
 
 #include "addend/fold.h"
+#include "mesh/bell.h"
 
 namespace addend {
 namespace {
@@ -230,6 +231,7 @@ Result<bool> Mesh::wait(uint64_t number, std::chrono::nanoseconds patience) {
       return make_error(Errc::kIo, std::string("poll: ") + std::strerror(errno));
     }
     if (bell_ >= 0 && events.back().revents != 0) {
+      hush(bell_);
       ADDEND_TRY(progress());
       return exchange->reading == 0 && exchange->writing == 0;
     }

@@ -20,7 +20,7 @@ from ranks import run_ranks  # noqa: E402
 
 import addend  # noqa: E402
 from addend import Op, Plane  # noqa: E402
-from addend.mesh import Bytes, Mesh, aligned  # noqa: E402
+from addend.mesh import Bytes, aligned  # noqa: E402
 from addend.torch import _engine, _group, _header  # noqa: E402
 from addend.torch._engine import Engine, Link, Pool  # noqa: E402
 from addend.torch._rollcall import RollCall  # noqa: E402
@@ -30,26 +30,29 @@ FREE_STEPS = Link(latency_us=-1.0)  # an exchange never pays
 DEAR_STEPS = Link(latency_us=1e12)  # it always does
 LANE_COUNTS = (0, 1, 2, 3, 15, 16, 17, 31, 63, 65, 97, 257, 1009, 4099, 100_003)
 FEWER_LANE_COUNTS = (0, 1, 97, 4099, 20_011)  # of many ranks on few cores
-WAYS = ("exchange", "all-reduce", "scatter", "mesh")
+WAYS = ("exchange", "all-reduce", "scatter", "mesh", "haul")
 
 
 def make_engine(way: str) -> Engine:
     native = frozenset(op for op in Op if not op.is_table_sum) if way == "all-reduce" else ()
     link = DEAR_STEPS if way in ("exchange", "mesh") else FREE_STEPS
     engine = Engine(dist.group.WORLD, CPU, frozenset(native), link)
-    if way == "mesh":
-        engine.mesh = make_mesh(engine)
+    if way in ("mesh", "haul"):
+        add_mesh(engine, way == "haul")
         assert (engine.mesh is None) == (engine.world == 1)
     return engine
 
 
-def make_mesh(engine: Engine) -> Mesh | None:
+def add_mesh(engine: Engine, with_hauler: bool) -> None:
     def exchange(message: bytes) -> list[bytes]:
         return _group.exchange_blocking(engine.group, CPU, message)
 
     rollcall = RollCall(engine.rank, engine.world, exchange, patience_s=30)
     try:
-        return _engine.open_mesh(rollcall, exchange)
+        engine.mesh = _engine.open_mesh(rollcall, exchange)
+        if with_hauler and engine.mesh is not None:
+            engine.hauler = _engine.open_hauler(engine.mesh, rollcall, exchange)
+            assert engine.hauler is not None
     finally:
         exchange(b".")  # all ranks have linked
         rollcall.close()
@@ -181,7 +184,7 @@ SCATTERED = {"all_to_all_single": 1, "start_all_gather": 1}
 
 def collectives(way: str, op: Op, count: int, world: int) -> dict[str, int]:
     """What one plane takes."""
-    if world == 1 or way == "mesh":  # nothing of the group
+    if world == 1 or way in ("mesh", "haul"):  # nothing of the group
         return {}
     if way == "exchange":
         return {"all_to_all_single": 1}
@@ -426,6 +429,8 @@ def test_only_the_last_collective_of_a_last_round_is_final() -> None:
             ("scatter", True, [False, True]),
             ("mesh", False, [False]),
             ("mesh", True, [True]),
+            ("haul", False, [False]),
+            ("haul", True, [True]),
         ]
 
 

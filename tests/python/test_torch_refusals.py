@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 from ranks import run_ranks  # noqa: E402
-from tensors import integers  # noqa: E402
+from tensors import integers, torchs_sum  # noqa: E402
 
 import addend  # noqa: E402
 from addend.torch import _collectives, all_reduce  # noqa: E402
@@ -149,23 +149,24 @@ def test_calls_in_another_order_fail_all_that_are_in_flight() -> None:
             assert unchanged
 
 
-def a_late_piece_fails(rank: int, world: int) -> tuple[int, str, str]:
-    """One rank cannot go on with the last of many pieces, when others have been written."""
+def a_late_piece_fails(rank: int, world: int, method: str, number: int) -> tuple[int, str, str]:
+    """Rank 1 cannot go on with the last of many pieces: its `number`-th call of the codec fails."""
     _collectives._PIECE_ELEMENTS = 1000
     tensor = integers(rank, (16, 1000))
+    expected = torchs_sum(tensor)
     all_reduce(tensor.clone(), codec="exact:mode=packed")
     (known,) = _collectives._context(None, 30.0).known.values()
     coder = known.coder
     assert coder is not None
     codec = coder.runs[-1].codec
-    next_round = codec.next_round
+    original = getattr(codec, method)
     calls: list[int] = []
 
-    def fail_the_second_time() -> Any:
+    def failing(*given: Any) -> Any:
         calls.append(1)
-        if len(calls) > 1:
+        if len(calls) == number:
             raise addend.OutOfMemory("no memory for the last piece")
-        return next_round()
+        return original(*given)
 
     restored: list[Any] = []
     restore = coder.restore
@@ -177,18 +178,28 @@ def a_late_piece_fails(rank: int, world: int) -> tuple[int, str, str]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(coder, "restore", counted_restore)
         if rank == 1:
-            monkeypatch.setattr(codec, "next_round", fail_the_second_time)
+            monkeypatch.setattr(codec, method, failing)
         before = tensor.clone()
-        with pytest.raises(addend.Error) as raised:
+        try:
             all_reduce(tensor, codec="exact:mode=packed")
-    assert torch.equal(tensor, before)
-    return len(restored), type(raised.value).__name__, str(raised.value)
+        except addend.Error as error:
+            assert torch.equal(tensor, before)
+            return len(restored), type(error).__name__, str(error)
+    assert torch.equal(tensor, expected)
+    return 0, "none", ""
 
 
-def test_a_piece_that_fails_takes_the_others_back() -> None:
-    told = run_ranks(2, a_late_piece_fails)
+def test_a_piece_that_cannot_be_encoded_fails_all_of_them() -> None:
+    told = run_ranks(2, a_late_piece_fails, "next_round", 2)
     assert [kind for _, kind, _ in told] == ["Unavailable", "OutOfMemory"]
-    for restored, _, message in told:
-        assert restored > 1
+    for _, _, message in told:
         assert "rank 1" in message
         assert "no memory for the last piece" in message
+
+
+def test_a_piece_that_cannot_be_decoded_takes_the_others_back() -> None:
+    first, (restored, kind, message) = run_ranks(2, a_late_piece_fails, "finish", 1)
+    assert first[1] == "none"  # it had all it needs
+    assert kind == "OutOfMemory"
+    assert restored > 1
+    assert "rank 1 of 2, step 2, bucket 0, round 1: no memory for the last piece" in message

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
@@ -398,7 +399,7 @@ class CodecJob(GradientJob):
             return state is not TripState.WAITING
 
         while state not in (TripState.SUMMED, TripState.DECODED):
-            yield Wait([MeshWork(mesh, go_on)])
+            yield Wait([MeshWork(go_on)])
             if state is TripState.DIFFERENT:
                 messages = [mesh.message(trip.exchange, rank) for rank in range(mesh.world)]
                 _header.check(_header.unpack(messages), self._plan.describe)
@@ -457,25 +458,35 @@ class CodecJob(GradientJob):
                 rounds = self._coder.next_rounds()
 
     def _sum_by_piece(self) -> Steps:
-        """Piece after piece, each one round behind the next: while one travels another is encoded
-        and a third decoded. The order of issue depends on nothing but sums."""
+        """Piece after piece, each one round behind the next: while one travels another is encoded.
+        All last rounds are sent before one is waited for: encoding feeds the network, decoding does
+        not. The order of issue depends on nothing but sums."""
         self._next_place()
-        waiting = list(self._coder.runs)
-        under_way: list[tuple[Steps, Wait]] = []
-        while waiting or under_way:
-            run = waiting.pop(0) if waiting else None
-            # The younger first: it has more to send, the elder may have arrived meanwhile.
-            older, under_way = under_way, []
-            if run is not None:
-                steps = self._piece(run)
-                wait = next(steps, None)
-                under_way += [] if wait is None else [(steps, wait)]
-            for steps, wait in older:
+        rounds: collections.deque[tuple[Steps, Wait]] = collections.deque()  # others will follow
+        last_rounds: collections.deque[tuple[Steps, Wait]] = collections.deque()
+
+        def go_on(steps: Steps) -> None:
+            wait = next(steps, None)
+            if wait is not None:
+                queue = last_rounds if wait.final else rounds
+                wait.final = False  # the piece issues no more, but the job does
+                queue.append((steps, wait))
+
+        def take(queue: collections.deque[tuple[Steps, Wait]], count: int) -> Steps:
+            for _ in range(count):
+                steps, wait = queue.popleft()
                 begin = time.perf_counter()
                 yield wait
                 self._add_time("reduce", begin)
-                further = next(steps, None)
-                under_way += [] if further is None else [(steps, further)]
+                go_on(steps)
+
+        for run in self._coder.runs:
+            older = len(rounds)
+            go_on(self._piece(run))
+            yield from take(rounds, older)
+        while rounds:
+            yield from take(rounds, len(rounds))
+        yield from take(last_rounds, len(last_rounds))
 
     def _piece(self, run: Run) -> Steps:
         with self._stage("encode"):
@@ -486,7 +497,7 @@ class CodecJob(GradientJob):
                 found = run.codec.next_round()
             if found is None:
                 break
-            yield from self._engine.reduce(found.planes, last=False)
+            yield from self._engine.reduce(found.planes, found.last)
         with self._stage("decode"):
             # The pieces behind may fail yet, and the gradient must then be as it was.
             self._coder.backup(self._memory.tensor, run)

@@ -11,6 +11,7 @@ A round is done in one of three ways, chosen from sizes and the measured link, s
 
 Exchanges go over the mesh, direct connections between ranks, where the ranks could make them: a
 backend hands every message from thread to thread, which costs more than the message itself.
+Scatters of host memory then go through the hauler, which folds and answers without asking anybody.
 
 What runs here is written as generators that yield `Wait`s, so that one thread can keep several
 buckets in flight and still issue all collectives in one order.
@@ -21,6 +22,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,11 +32,11 @@ import torch
 import torch.distributed as dist
 
 from addend import Aggregator, Changed, Op, Plane, ServiceReducer, fold, fold_table
-from addend.mesh import Bytes, Mesh, aligned
+from addend.mesh import Bytes, Hauler, Mesh, aligned
 from addend.torch import _group, _log
 from addend.torch._group import Group
 from addend.torch._rollcall import RollCall
-from addend.torch._works import MeshWork, Staged, Steps, Wait, run
+from addend.torch._works import HaulWork, MeshWork, Staged, Steps, Wait, run
 
 # Above this, an exchange's copies for every peer cost more than the steps they save.
 _EXCHANGE_MOST_BYTES = 8 << 20
@@ -90,11 +92,17 @@ class Engine:
     sums_on_device: ClassVar[bool] = True  # plain sums of device tensors need not leave it
 
     mesh: Mesh | None = None
+    hauler: Hauler | None = None  # the mesh's
 
     @property
     def repeats(self) -> bool:
         """Whether a job may have to begin again (Changed), so that gradients must be kept."""
         return False
+
+    def abandon(self) -> None:
+        """Afterwards nothing here touches planes of rounds under way."""
+        if self.hauler is not None:
+            self.hauler.abandon()
 
     def close(self) -> None:
         """After the last round."""
@@ -150,7 +158,7 @@ class Engine:
         self._reclaim()
         if self.mesh is not None and room <= _EXCHANGE_MOST_BYTES // self.world:
             exchange = self.mesh.start(pieces)
-            work = MeshWork(self.mesh, functools.partial(self.mesh.wait, exchange))
+            work = MeshWork(functools.partial(self.mesh.wait, exchange))
             yield Wait([work], last)
             self._read.append(exchange)
             replies += [self.mesh.message(exchange, rank) for rank in range(self.world)]
@@ -190,7 +198,11 @@ class Engine:
         for plane in planes:
             if plane.op in self.native:
                 works += self._start_all_reduce(plane, flips)
-        if scattered:
+        if scattered and self.hauler is not None:
+            haul = self.hauler.start(scattered)
+            works.append(HaulWork(functools.partial(self.hauler.wait, haul)))
+            yield Wait(works, last)
+        elif scattered:
             yield from self._reduce_by_scatter(scattered, last, works)
         else:
             yield Wait(works, last)
@@ -198,7 +210,10 @@ class Engine:
             _flip(lanes)
 
     def _exchanges(self, planes: Sequence[Plane]) -> bool:
-        return sum(plane.nbytes for plane in planes) <= self.exchange_bytes
+        most = self.exchange_bytes
+        if self.hauler is not None and any(plane.op not in self.native for plane in planes):
+            most = min(most, self._worth_us(self.link.latency_us))
+        return sum(plane.nbytes for plane in planes) <= most
 
     @property
     def exchange_bytes(self) -> int:
@@ -214,9 +229,17 @@ class Engine:
             return 0  # steps cost nothing
         if world <= 2:
             return most  # a share is all of it
+        return min(most, self._worth_us(step_us))
+
+    def _worth_us(self, step_us: float) -> int:
+        """Up to where an exchange takes at most so much longer than two steps with shares."""
         # An exchange sends (world - 1) times the bytes, two steps send 2 / world of that.
-        extra = (world - 1) * (1 - 2 / world)
-        return min(most, int(step_us * link.gbit_per_s / 8e-3 / extra))
+        extra = (self.world - 1) * (1 - 2 / self.world)
+        return (
+            int(step_us * self.link.gbit_per_s / 8e-3 / extra)
+            if extra > 0
+            else _EXCHANGE_MOST_BYTES
+        )
 
     def _reduce_by_exchange(self, planes: Sequence[Plane], last: bool) -> Steps:
         places = _places([plane.nbytes for plane in planes])
@@ -469,12 +492,28 @@ def open_mesh(rollcall: RollCall, exchange: Callable[[bytes], list[bytes]]) -> M
     refused = os.environ.get("ADDEND_MESH", "on") == "off" or rollcall.world > _MESH_MOST_RANKS
     if any(said == b"0" for said in exchange(b"0" if refused else b"1")):
         return None
+    links = _link(rollcall, exchange)
+    if links is not None:
+        return Mesh(links, rollcall.rank)
+    _log.INIT.warning("ranks cannot connect directly: all messages go through the backend")
+    return None
+
+
+def open_hauler(
+    mesh: Mesh, rollcall: RollCall, exchange: Callable[[bytes], list[bytes]]
+) -> Hauler | None:
+    """More connections, for large rounds, or None on all ranks. Collective."""
+    links = _link(rollcall, exchange)
+    return None if links is None else mesh.add_hauler(links)
+
+
+def _link(
+    rollcall: RollCall, exchange: Callable[[bytes], list[bytes]]
+) -> list[socket.socket | None] | None:
     links = rollcall.link()
     if all(said == b"1" for said in exchange(b"0" if links is None else b"1")):
-        assert links is not None
-        return Mesh(links, rollcall.rank)
+        return links
     for one in links or []:
         if one is not None:
             one.close()
-    _log.INIT.warning("ranks cannot connect directly: small messages go through the backend")
     return None

@@ -16,7 +16,7 @@ import addend
 from addend import Aggregator, Codec, InvalidArgument, Mismatch, Unavailable, Unsupported
 from addend.torch import _group, _header, _log
 from addend.torch._coder import DTYPES, CodecJob, Coder, Memory, PlainJob, Plan, Run
-from addend.torch._engine import Engine, Link, make_engine, measure_link, open_mesh
+from addend.torch._engine import Engine, Link, make_engine, measure_link, open_hauler, open_mesh
 from addend.torch._meter import Meter
 from addend.torch._rollcall import Place, RollCall
 from addend.torch._sparse import SparseJob, SparseSums
@@ -76,6 +76,8 @@ def start(
     try:
         if not engine.repeats:  # a mesh waits for everybody
             engine.mesh = open_mesh(rollcall, exchange)
+        if engine.mesh is not None and engine.device.type == "cpu" and aggregator is None:
+            engine.hauler = open_hauler(engine.mesh, rollcall, exchange)
         engine.link = link if link is not None else measure_link(engine)
     except Exception:
         engine.close()

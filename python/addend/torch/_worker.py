@@ -26,7 +26,7 @@ from addend.torch import _group, _log
 from addend.torch._engine import Engine
 from addend.torch._header import Greeter
 from addend.torch._rollcall import Place, RollCall, describe
-from addend.torch._works import MeshWork, Steps, Wait
+from addend.torch._works import HaulWork, MeshWork, Steps, Wait
 
 _SLICE_S = 0.5  # how long a blocked wait goes without looking at the deadline
 _MOMENT = _group.seconds(10e-3)  # without looking for aborts, either
@@ -305,8 +305,6 @@ class Worker:
         finally:
             with self._changed:
                 self._at_mesh = False
-            assert self.engine.mesh is not None
-            self.engine.mesh.hush()
 
     def _wake(self) -> None:
         """There is something new for the thread; under the lock."""
@@ -373,9 +371,11 @@ class Worker:
         self.rollcall.fail(str(failure))
         self.rollcall.abort(listeners, str(failure))
         # The mesh has copies of what it sends, and what it receives is nobody's yet.
-        works = [w for r in flying for w in r.wait.works if not isinstance(w, MeshWork)]
+        by_itself = (w for r in flying for w in r.wait.works)
+        works = [w for w in by_itself if isinstance(w, HaulWork) or not isinstance(w, MeshWork)]
         if isinstance(error, Mismatch):  # all ranks see it, at the end of what they have in flight
             _settled(works)
+        self.engine.abandon()
         _group.abort(self.engine.group)
         _settled(works)
         with self._changed:

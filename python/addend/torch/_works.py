@@ -12,7 +12,6 @@ from typing import Any, Callable
 import torch
 
 from addend import Timeout
-from addend.mesh import Mesh
 
 _SET_UP_S = 60.0
 
@@ -61,8 +60,8 @@ class MeshWork:
     """Something that goes on over the mesh while it is waited for, in the manner of torch's
     works. `go_on(timeout_s)` says whether it is done."""
 
-    def __init__(self, mesh: Mesh, go_on: Callable[[float], bool]) -> None:
-        self._mesh, self._go_on = mesh, go_on
+    def __init__(self, go_on: Callable[[float], bool]) -> None:
+        self._go_on = go_on
         self._done = False
 
     def is_completed(self) -> bool:
@@ -74,7 +73,6 @@ class MeshWork:
             return self._wait(timeout.total_seconds())
         until = time.monotonic() + _SET_UP_S  # the worker waits by slices, with its own deadline
         while not self._wait(1.0):
-            self._mesh.hush()
             if time.monotonic() > until:
                 raise Timeout(f"no answer over the mesh within {_SET_UP_S:g} s")
         return True
@@ -82,6 +80,10 @@ class MeshWork:
     def _wait(self, timeout_s: float) -> bool:
         self._done = self._done or self._go_on(timeout_s)
         return self._done
+
+
+class HaulWork(MeshWork):
+    """A haul: it goes on by itself, but who waits for it waits as for the mesh."""
 
 
 class Staged:
