@@ -166,8 +166,8 @@ TEST(Hauler, HaulsOverlapAndAreAskedForInAnyOrder) {
 
 TEST(Hauler, ARankMayBeFarAhead) {
   Wires wires(2);
-  const auto ahead = wires.hauler(0), behind = wires.hauler(1);
   std::vector<Lanes> first, second;
+  const auto ahead = wires.hauler(0), behind = wires.hauler(1);
   for (uint64_t i = 0; i < 4; ++i) {
     first.emplace_back(Op::kSumI32, 300'000, 0, i);
     second.emplace_back(Op::kSumI32, 300'000, 1, i);
@@ -186,8 +186,8 @@ TEST(Hauler, ARankMayBeFarAhead) {
 
 TEST(Hauler, ARankThatEndsIsNamed) {
   Wires wires(3);
-  const auto hauler = wires.hauler(0);
   Lanes lanes(Op::kSumI32, 1000, 0, 1);
+  const auto hauler = wires.hauler(0);
   const uint64_t haul = *hauler->start(std::array{lanes.plane()});
   wires.cut(2);
   for (;;) {
@@ -203,8 +203,8 @@ TEST(Hauler, ARankThatEndsIsNamed) {
 
 TEST(Hauler, ARankThatHasAllItNeedsMayGo) {
   Wires wires(2);
-  auto first = wires.hauler(0), second = wires.hauler(1);
   Lanes a(Op::kSumI32, 1000, 0, 1), b(Op::kSumI32, 1000, 1, 1);
+  auto first = wires.hauler(0), second = wires.hauler(1);
   ASSERT_TRUE(first->start(std::array{a.plane()}));
   ASSERT_TRUE(second->start(std::array{b.plane()}));
   expect_done(*second, 0);
@@ -223,9 +223,9 @@ TEST(Hauler, ARankThatHasAllItNeedsMayGo) {
 
 TEST(Hauler, AbandonedHaulsTouchNothing) {
   Wires wires(2);
-  const auto hauler = wires.hauler(0), other = wires.hauler(1);
   auto lanes = std::make_unique<Lanes>(Op::kSumI32, 3'000'000, 0, 1);
   Lanes theirs(Op::kSumI32, 3'000'000, 1, 1);
+  const auto hauler = wires.hauler(0), other = wires.hauler(1);
   const uint64_t haul = *hauler->start(std::array{lanes->plane()});
   ASSERT_TRUE(other->start(std::array{theirs.plane()}));
   hauler->abandon();
@@ -237,8 +237,8 @@ TEST(Hauler, AbandonedHaulsTouchNothing) {
 
 TEST(Hauler, ABellEndsAWait) {
   Wires wires(2);
-  const auto hauler = wires.hauler(0);
   Lanes lanes(Op::kSumI32, 1000, 0, 1);
+  const auto hauler = wires.hauler(0);
   const uint64_t haul = *hauler->start(std::array{lanes.plane()});
   ASSERT_EQ(write(wires.ringer(0), "x", 1), 1);
   EXPECT_FALSE(*hauler->wait(haul, 3600s));
@@ -246,8 +246,8 @@ TEST(Hauler, ABellEndsAWait) {
 
 TEST(Hauler, StrangeBytesBreakIt) {
   Wires wires(2);
-  const auto hauler = wires.hauler(0);
   Lanes lanes(Op::kSumI32, 1000, 0, 1);
+  const auto hauler = wires.hauler(0);
   const uint64_t haul = *hauler->start(std::array{lanes.plane()});
   const std::vector<uint8_t> strange(24, 0);  // haul 0, a share, but of no lanes
   ASSERT_EQ(write(wires.end(1, 0), strange.data(), strange.size()), 24);
