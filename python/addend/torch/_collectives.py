@@ -62,12 +62,11 @@ class Pending:
         """`result`: the sum, unless the tensor's own memory has it."""
         if isinstance(memory, Memory) and memory.on_device:
             self._streams.append(memory.stream)
-        if result is not None:
+        if result is not None and result.is_sparse:
+            self._tensor.data = result  # its copy_ would copy what nobody else has
+        elif result is not None:
             with memory.order(), torch.no_grad():
-                if result.is_sparse:
-                    self._tensor.data = result  # its copy_ would copy what nobody else has
-                else:
-                    self._tensor.copy_(result)
+                self._tensor.copy_(result)
         self._end()
 
     def failed(self, error: Exception) -> None:

@@ -30,7 +30,7 @@ class Shortcut(Job):
 
     def __init__(self, worker: Worker, meter: Meter, plan: Plan, coder: Coder, trip: Trip) -> None:
         self._rest: CodecJob | None = None  # the ordinary job, if it came to that
-        self._trip = trip
+        self._trip, self._ended = trip, True
         super().__init__(Place())
         self._worker, self._greeter, self._engine = worker, worker.greeter, worker.engine
         self._meter, self._plan, self._coder = meter, plan, coder
@@ -45,7 +45,7 @@ class Shortcut(Job):
         if _profiled() or not self._worker.claim():
             return False
         self._tensor, self._digest, self._rest, self._error = tensor, None, None, None
-        self._place = Place(step)
+        self._place, self._ended = Place(step), False
         self._worker.run_claimed(self)
         self._tensor = None
         if self._error is not None:
@@ -69,6 +69,7 @@ class Shortcut(Job):
         if self._trip.run(_MOMENT_S) is not TripState.DECODED:
             return False
         self._meter.trip_done(self._trip.record(), self._codec.record(), place, self._elements)
+        self._ended = True
         return True
 
     def steps(self) -> Steps:
@@ -93,7 +94,9 @@ class Shortcut(Job):
         rest = self._rest  # another thread may ask
         if rest is not None:
             return rest.place
-        return self._place._replace(round=self._trip.round_number)
+        # What ended needs no round, and asking for it would cost the call as much as counting.
+        place = self._place
+        return place if self._ended else place._replace(round=self._trip.round_number)
 
     @place.setter
     def place(self, place: Place) -> None:

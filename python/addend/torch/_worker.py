@@ -320,16 +320,17 @@ class Worker:
 
     def run_claimed(self, job: Job) -> None:
         """After `claim`."""
-        running = _Running(job)
+        running: _Running | None = None
         self._at = job
         try:
             if not job.dash():
+                running = _Running(job)
                 while running.advance():
                     for work in running.wait.works:
                         self._block_inline(job, work)
             self._end(job)
         except BaseException as error:  # an interrupt too leaves the others waiting for this rank
-            self._fail(error, job, [running])
+            self._fail(error, job, [running or _Running(job)])
             if not isinstance(error, Exception):
                 raise
         finally:
