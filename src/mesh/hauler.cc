@@ -6,9 +6,6 @@
 #include <cstring>
 #include <utility>
 
-#include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -17,6 +14,7 @@
 #include "addend/fold.h"
 #include "base/bits.h"
 #include "mesh/bell.h"
+#include "mesh/sockets.h"
 
 namespace addend {
 namespace {
@@ -32,8 +30,6 @@ constexpr uint64_t kTurnBytes = 1 << 20;
 // comes behind them. A rank that waits for every haul before it starts the next, while others start
 // several, would else wait for sums that are stuck behind a share that it has no place for.
 constexpr uint64_t kMaxEarlyBytes = 256 << 20;
-
-bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
 uint64_t aligned(uint64_t bytes) { return ceil_div(bytes, kByteAlign) * kByteAlign; }
 
@@ -76,19 +72,7 @@ Hauler::Hauler(std::span<const int> sockets, uint32_t rank, int bell, int ringer
 
 Result<std::unique_ptr<Hauler>> Hauler::create(std::span<const int> sockets, uint32_t rank,
                                                int bell, int ringer) {
-  if (rank >= sockets.size()) {
-    return make_error(Errc::kInvalidArgument, "ranks go from 0 to world - 1");
-  }
-  for (std::size_t i = 0; i < sockets.size(); ++i) {
-    if (i == rank) continue;
-    const int flags = fcntl(sockets[i], F_GETFL);
-    if (flags < 0 || fcntl(sockets[i], F_SETFL, flags | O_NONBLOCK) < 0) {
-      return make_error(Errc::kInvalidArgument,
-                        "the socket to rank " + std::to_string(i) + ": " + std::strerror(errno));
-    }
-    const int on = 1;  // not every stream socket has it, and those need it not
-    setsockopt(sockets[i], IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  }
+  ADDEND_TRY(prepare_sockets(sockets, rank));
   const int wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   if (wake < 0) return make_error(Errc::kIo, std::string("eventfd: ") + std::strerror(errno));
   return std::unique_ptr<Hauler>(new Hauler(sockets, rank, bell, ringer, wake));
@@ -158,8 +142,7 @@ Result<bool> Hauler::wait(uint64_t haul, std::chrono::nanoseconds patience) {
     const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(until - Clock::now());
     if (last || left <= left.zero()) return false;
     pollfd event{bell_, POLLIN, 0};
-    const timespec pause{static_cast<time_t>(left.count() / 1'000'000'000),
-                         static_cast<long>(left.count() % 1'000'000'000)};
+    const timespec pause = to_timespec(left);
     if (ppoll(&event, 1, &pause, nullptr) < 0) {
       if (errno == EINTR) return false;  // the caller may have to look after a signal
       return make_error(Errc::kIo, std::string("poll: ") + std::strerror(errno));

@@ -3,79 +3,28 @@
 
 #include <array>
 #include <random>
-#include <thread>
 #include <vector>
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "addend/fold.h"
+#include "tests/support/wires.h"
 
 namespace addend {
 namespace {
 
 using namespace std::chrono_literals;
 
-// Sockets of `world` ranks, all to all, and a bell for each.
-class Wires {
- public:
-  explicit Wires(uint32_t world) : ends_(world, std::vector<int>(world, -1)), bells_(world) {
-    for (uint32_t a = 0; a < world; ++a) {
-      EXPECT_EQ(pipe2(bells_[a].ends, O_NONBLOCK), 0);
-      for (uint32_t b = a + 1; b < world; ++b) {
-        int pair[2];
-        EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
-        ends_[a][b] = pair[0];
-        ends_[b][a] = pair[1];
-      }
-    }
-  }
-  ~Wires() {
-    for (uint32_t rank = 0; rank < ends_.size(); ++rank) {
-      cut(rank);
-      close(bells_[rank].ends[0]);
-      close(bells_[rank].ends[1]);
-    }
-  }
-  Wires(const Wires&) = delete;
-  Wires& operator=(const Wires&) = delete;
-
-  std::unique_ptr<Hauler> hauler(uint32_t rank) {
-    return *Hauler::create(ends_[rank], rank, bells_[rank].ends[0], bells_[rank].ends[1]);
-  }
-  int end(uint32_t rank, uint32_t peer) const { return ends_[rank][peer]; }
-  int ringer(uint32_t rank) const { return bells_[rank].ends[1]; }
-  // What the system does when a process ends.
-  void cut(uint32_t rank) {
-    for (int& end : ends_[rank]) {
-      if (end >= 0) close(end);
-      end = -1;
-    }
-  }
-
- private:
-  struct Bell {
-    int ends[2];
-  };
-  std::vector<std::vector<int>> ends_;
-  std::vector<Bell> bells_;
-};
+std::unique_ptr<Hauler> hauler_of(const Wires& wires, uint32_t rank) {
+  return *Hauler::create(wires.ends(rank), rank, wires.bell(rank), wires.ringer(rank));
+}
 
 template <typename Body>
 void on_all(uint32_t world, Body body) {
   Wires wires(world);
-  std::vector<std::thread> threads;
-  for (uint32_t rank = 0; rank < world; ++rank) {
-    threads.emplace_back([&, rank] {
-      const auto hauler = wires.hauler(rank);
-      body(rank, *hauler);
-    });
-  }
-  for (std::thread& thread : threads)
-    thread.join();
+  wires.on_all([&](uint32_t rank) { body(rank, *hauler_of(wires, rank)); });
 }
 
 void expect_done(Hauler& hauler, uint64_t haul) {
@@ -167,7 +116,7 @@ TEST(Hauler, HaulsOverlapAndAreAskedForInAnyOrder) {
 TEST(Hauler, ARankMayBeFarAhead) {
   Wires wires(2);
   std::vector<Lanes> first, second;
-  const auto ahead = wires.hauler(0), behind = wires.hauler(1);
+  const auto ahead = hauler_of(wires, 0), behind = hauler_of(wires, 1);
   for (uint64_t i = 0; i < 4; ++i) {
     first.emplace_back(Op::kSumI32, 300'000, 0, i);
     second.emplace_back(Op::kSumI32, 300'000, 1, i);
@@ -187,7 +136,7 @@ TEST(Hauler, ARankMayBeFarAhead) {
 TEST(Hauler, ARankThatEndsIsNamed) {
   Wires wires(3);
   Lanes lanes(Op::kSumI32, 1000, 0, 1);
-  const auto hauler = wires.hauler(0);
+  const auto hauler = hauler_of(wires, 0);
   const uint64_t haul = *hauler->start(std::array{lanes.plane()});
   wires.cut(2);
   for (;;) {
@@ -204,7 +153,7 @@ TEST(Hauler, ARankThatEndsIsNamed) {
 TEST(Hauler, ARankThatHasAllItNeedsMayGo) {
   Wires wires(2);
   Lanes a(Op::kSumI32, 1000, 0, 1), b(Op::kSumI32, 1000, 1, 1);
-  auto first = wires.hauler(0), second = wires.hauler(1);
+  auto first = hauler_of(wires, 0), second = hauler_of(wires, 1);
   ASSERT_TRUE(first->start(std::array{a.plane()}));
   ASSERT_TRUE(second->start(std::array{b.plane()}));
   expect_done(*second, 0);
@@ -225,7 +174,7 @@ TEST(Hauler, AbandonedHaulsTouchNothing) {
   Wires wires(2);
   auto lanes = std::make_unique<Lanes>(Op::kSumI32, 3'000'000, 0, 1);
   Lanes theirs(Op::kSumI32, 3'000'000, 1, 1);
-  const auto hauler = wires.hauler(0), other = wires.hauler(1);
+  const auto hauler = hauler_of(wires, 0), other = hauler_of(wires, 1);
   const uint64_t haul = *hauler->start(std::array{lanes->plane()});
   ASSERT_TRUE(other->start(std::array{theirs.plane()}));
   hauler->abandon();
@@ -238,7 +187,7 @@ TEST(Hauler, AbandonedHaulsTouchNothing) {
 TEST(Hauler, ABellEndsAWait) {
   Wires wires(2);
   Lanes lanes(Op::kSumI32, 1000, 0, 1);
-  const auto hauler = wires.hauler(0);
+  const auto hauler = hauler_of(wires, 0);
   const uint64_t haul = *hauler->start(std::array{lanes.plane()});
   ASSERT_EQ(write(wires.ringer(0), "x", 1), 1);
   EXPECT_FALSE(*hauler->wait(haul, 3600s));
@@ -247,10 +196,10 @@ TEST(Hauler, ABellEndsAWait) {
 TEST(Hauler, StrangeBytesBreakIt) {
   Wires wires(2);
   Lanes lanes(Op::kSumI32, 1000, 0, 1);
-  const auto hauler = wires.hauler(0);
+  const auto hauler = hauler_of(wires, 0);
   const uint64_t haul = *hauler->start(std::array{lanes.plane()});
   const std::vector<uint8_t> strange(24, 0);  // haul 0, a share, but of no lanes
-  ASSERT_EQ(write(wires.end(1, 0), strange.data(), strange.size()), 24);
+  ASSERT_EQ(write(wires.ends(1)[0], strange.data(), strange.size()), 24);
   for (;;) {
     const auto done = hauler->wait(haul, 60s);
     if (done && !*done) continue;
@@ -262,7 +211,7 @@ TEST(Hauler, StrangeBytesBreakIt) {
 
 TEST(Hauler, AForkedChildLeavesItAlone) {
   Wires wires(2);
-  auto hauler = wires.hauler(0);
+  auto hauler = hauler_of(wires, 0);
   const pid_t child = fork();
   if (child == 0) {
     hauler.reset();

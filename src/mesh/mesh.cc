@@ -6,15 +6,13 @@
 #include <cstring>
 #include <utility>
 
-#include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
 #include "addend/fold.h"
 #include "mesh/bell.h"
+#include "mesh/sockets.h"
 
 namespace addend {
 namespace {
@@ -29,13 +27,6 @@ uint64_t aligned(uint64_t bytes) {
 // come at the same time then do not sleep at all.
 constexpr std::chrono::microseconds kSpin{50};
 
-bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }
-
-timespec to_timespec(std::chrono::nanoseconds time) {
-  const auto count = std::max<int64_t>(time.count(), 0);
-  return {static_cast<time_t>(count / 1'000'000'000), static_cast<long>(count % 1'000'000'000)};
-}
-
 }  // namespace
 
 Mesh::Mesh(std::span<const int> sockets, uint32_t rank, int bell)
@@ -45,19 +36,7 @@ Mesh::Mesh(std::span<const int> sockets, uint32_t rank, int bell)
 }
 
 Result<std::unique_ptr<Mesh>> Mesh::create(std::span<const int> sockets, uint32_t rank, int bell) {
-  if (rank >= sockets.size()) {
-    return make_error(Errc::kInvalidArgument, "ranks go from 0 to world - 1");
-  }
-  for (std::size_t i = 0; i < sockets.size(); ++i) {
-    if (i == rank) continue;
-    const int flags = fcntl(sockets[i], F_GETFL);
-    if (flags < 0 || fcntl(sockets[i], F_SETFL, flags | O_NONBLOCK) < 0) {
-      return make_error(Errc::kInvalidArgument,
-                        "the socket to rank " + std::to_string(i) + ": " + std::strerror(errno));
-    }
-    const int on = 1;  // not every stream socket has it, and those need it not
-    setsockopt(sockets[i], IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  }
+  ADDEND_TRY(prepare_sockets(sockets, rank));
   return std::unique_ptr<Mesh>(new Mesh(sockets, rank, bell));
 }
 

@@ -6,51 +6,18 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include "addend/fold.h"
+#include "tests/support/wires.h"
 
 namespace addend {
 namespace {
 
 using namespace std::chrono_literals;
 
-// Sockets of `world` ranks, all to all, and their ends by rank.
-class Wires {
- public:
-  explicit Wires(uint32_t world) : ends_(world, std::vector<int>(world, -1)) {
-    for (uint32_t a = 0; a < world; ++a) {
-      for (uint32_t b = a + 1; b < world; ++b) {
-        int pair[2];
-        EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
-        ends_[a][b] = pair[0];
-        ends_[b][a] = pair[1];
-      }
-    }
-  }
-  ~Wires() {
-    for (uint32_t rank = 0; rank < ends_.size(); ++rank)
-      cut(rank);
-  }
-  Wires(const Wires&) = delete;
-  Wires& operator=(const Wires&) = delete;
-
-  std::unique_ptr<Mesh> mesh(uint32_t rank, int bell = -1) {
-    return *Mesh::create(ends_[rank], rank, bell);
-  }
-  int end(uint32_t rank, uint32_t peer) const { return ends_[rank][peer]; }
-  // What the system does when a process ends.
-  void cut(uint32_t rank) {
-    for (int& end : ends_[rank]) {
-      if (end >= 0) close(end);
-      end = -1;
-    }
-  }
-
- private:
-  std::vector<std::vector<int>> ends_;
-};
+std::unique_ptr<Mesh> mesh_of(const Wires& wires, uint32_t rank, int bell = -1) {
+  return *Mesh::create(wires.ends(rank), rank, bell);
+}
 
 std::vector<uint8_t> bytes(uint64_t seed, std::size_t count) {
   std::mt19937_64 random(seed);
@@ -74,15 +41,7 @@ std::vector<uint8_t> message(const Mesh& mesh, uint64_t exchange, uint32_t rank)
 template <typename Body>
 void on_all(uint32_t world, Body body) {
   Wires wires(world);
-  std::vector<std::thread> threads;
-  for (uint32_t rank = 0; rank < world; ++rank) {
-    threads.emplace_back([&, rank] {
-      const auto mesh = wires.mesh(rank);
-      body(*mesh);
-    });
-  }
-  for (std::thread& thread : threads)
-    thread.join();
+  wires.on_all([&](uint32_t rank) { body(*mesh_of(wires, rank)); });
 }
 
 TEST(Mesh, EveryRankHasEveryMessage) {
@@ -179,8 +138,8 @@ TEST(Mesh, RefusesSumsOfOtherLengths) {
 
 TEST(Mesh, NamesALostRank) {
   Wires wires(3);
-  const auto mesh = wires.mesh(0);
-  const auto other = wires.mesh(1);
+  const auto mesh = mesh_of(wires, 0);
+  const auto other = mesh_of(wires, 1);
   const uint64_t exchange = start(*mesh, {bytes(1, 10)});
   start(*other, {bytes(1, 10)});
   EXPECT_FALSE(*mesh->wait(exchange, 0s));
@@ -194,9 +153,9 @@ TEST(Mesh, NamesALostRank) {
 
 TEST(Mesh, RefusesWhatIsNoMessage) {
   Wires wires(2);
-  const auto mesh = wires.mesh(0);
+  const auto mesh = mesh_of(wires, 0);
   const auto noise = bytes(3, 16);
-  ASSERT_EQ(write(wires.end(1, 0), noise.data(), noise.size()), 16);
+  ASSERT_EQ(write(wires.ends(1)[0], noise.data(), noise.size()), 16);
   const uint64_t exchange = start(*mesh, {bytes(1, 10)});
   const auto waited = mesh->wait(exchange, 60s);
   ASSERT_FALSE(waited);
@@ -205,15 +164,11 @@ TEST(Mesh, RefusesWhatIsNoMessage) {
 
 TEST(Mesh, TheBellEndsAWait) {
   Wires wires(2);
-  int bell[2];
-  ASSERT_EQ(pipe(bell), 0);
-  const auto mesh = wires.mesh(0, bell[0]);
+  const auto mesh = mesh_of(wires, 0, wires.bell(0));
   const uint64_t exchange = start(*mesh, {bytes(1, 10)});
-  std::thread ringer([&] { EXPECT_EQ(write(bell[1], "x", 1), 1); });
+  std::thread ringer([&] { EXPECT_EQ(write(wires.ringer(0), "x", 1), 1); });
   EXPECT_FALSE(*mesh->wait(exchange, 1h));
   ringer.join();
-  close(bell[0]);
-  close(bell[1]);
 }
 
 TEST(Mesh, RefusesBadArguments) {
@@ -221,7 +176,7 @@ TEST(Mesh, RefusesBadArguments) {
   EXPECT_FALSE(Mesh::create(sockets, 2, -1));
   EXPECT_FALSE(Mesh::create(sockets, 0, -1));
   Wires wires(2);
-  const auto mesh = wires.mesh(0);
+  const auto mesh = mesh_of(wires, 0);
   EXPECT_FALSE(mesh->wait(0, 0s));
   const uint64_t exchange = start(*mesh, {bytes(1, 10)});
   EXPECT_FALSE(mesh->message(exchange, 1));

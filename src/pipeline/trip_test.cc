@@ -2,12 +2,11 @@
 #include "pipeline/trip.h"
 
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <sys/socket.h>
-#include <unistd.h>
+
+#include "tests/support/wires.h"
 
 namespace addend {
 namespace {
@@ -34,38 +33,19 @@ std::vector<float> sum(uint64_t step) {
   return total;
 }
 
-// Every rank's sockets, all to all; `body(rank, mesh, codec)` in a thread each.
+// `body(rank, mesh, codec)` in a thread for each rank.
 template <typename Body>
 void on_all(const std::string& spec, Body body) {
-  int ends[kWorld][kWorld];
-  for (uint32_t a = 0; a < kWorld; ++a) {
-    ends[a][a] = -1;
-    for (uint32_t b = a + 1; b < kWorld; ++b) {
-      int pair[2];
-      ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
-      ends[a][b] = pair[0];
-      ends[b][a] = pair[1];
-    }
-  }
-  std::vector<std::thread> threads;
-  for (uint32_t rank = 0; rank < kWorld; ++rank) {
-    threads.emplace_back([&, rank] {
-      const auto mesh = *Mesh::create(ends[rank], rank, -1);
-      Layout layout;
-      layout.count = kCount;
-      layout.world = kWorld;
-      layout.worker = rank;
-      const auto codec = *create_codec(*CodecSpec::parse(spec), layout);
-      body(rank, *mesh, *codec);
-    });
-  }
-  for (std::thread& thread : threads)
-    thread.join();
-  for (auto& row : ends) {
-    for (const int end : row) {
-      if (end >= 0) close(end);
-    }
-  }
+  Wires wires(kWorld);
+  wires.on_all([&](uint32_t rank) {
+    const auto mesh = *Mesh::create(wires.ends(rank), rank, -1);
+    Layout layout;
+    layout.count = kCount;
+    layout.world = kWorld;
+    layout.worker = rank;
+    const auto codec = *create_codec(*CodecSpec::parse(spec), layout);
+    body(rank, *mesh, *codec);
+  });
 }
 
 const std::vector<uint8_t> kHeader(64, 7);

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks in threads of one process, connected all to all.
+#pragma once
+
+#include <thread>
+#include <vector>
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+namespace addend {
+
+/// A socket for each pair of `world` ranks, and a bell for each rank.
+class Wires {
+ public:
+  explicit Wires(uint32_t world) : ends_(world, std::vector<int>(world, -1)), bells_(world) {
+    for (uint32_t a = 0; a < world; ++a) {
+      EXPECT_EQ(pipe2(bells_[a].ends, O_NONBLOCK), 0);
+      for (uint32_t b = a + 1; b < world; ++b) {
+        int pair[2];
+        EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+        ends_[a][b] = pair[0];
+        ends_[b][a] = pair[1];
+      }
+    }
+  }
+  ~Wires() {
+    for (uint32_t rank = 0; rank < ends_.size(); ++rank) {
+      cut(rank);
+      close(bells_[rank].ends[0]);
+      close(bells_[rank].ends[1]);
+    }
+  }
+  Wires(const Wires&) = delete;
+  Wires& operator=(const Wires&) = delete;
+
+  uint32_t world() const { return static_cast<uint32_t>(ends_.size()); }
+  /// A rank's ends, by peer; -1: its own.
+  const std::vector<int>& ends(uint32_t rank) const { return ends_[rank]; }
+  int bell(uint32_t rank) const { return bells_[rank].ends[0]; }
+  int ringer(uint32_t rank) const { return bells_[rank].ends[1]; }
+  /// What the system does when a process ends.
+  void cut(uint32_t rank) {
+    for (int& end : ends_[rank]) {
+      if (end >= 0) close(end);
+      end = -1;
+    }
+  }
+  /// Runs `body(rank)` for every rank in a thread of its own.
+  template <typename Body>
+  void on_all(Body body) {
+    std::vector<std::thread> threads;
+    for (uint32_t rank = 0; rank < world(); ++rank)
+      threads.emplace_back([&body, rank] { body(rank); });
+    for (std::thread& thread : threads)
+      thread.join();
+  }
+
+ private:
+  struct Bell {
+    int ends[2];
+  };
+  std::vector<std::vector<int>> ends_;
+  std::vector<Bell> bells_;
+};
+
+}  // namespace addend
