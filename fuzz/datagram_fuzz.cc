@@ -125,7 +125,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if ((control & kRightTag) != 0) put_tag(*server.job, datagram);
     const bool answerable = authentic(*server.job, who, datagram);
     const uint64_t sent = server.sink.sent;
-    server.plane.receive(server.addresses[who], datagram, datagrams);
+    server.plane.receive(server.addresses[who], datagram, 1u << 16, datagrams);
     server.plane.flush();
     require(answerable || server.sink.sent == sent);
   }

@@ -35,28 +35,33 @@ typedef enum addend_op {
 
 #define ADDEND_OP_COUNT 11
 
-/* Bytes that `lanes` lanes of this operation occupy on the way to the adder (table sums: two
- * indices a byte, the even lane in the low nibble). */
-static inline uint64_t addend_op_bytes(addend_op op, uint64_t lanes) {
+/* Bytes of a lane on the way to the adder, a power of two. Of table sums it is a byte of two lanes,
+ * the even one in the low nibble. */
+static inline uint32_t addend_op_lane_bytes(addend_op op) {
   switch (op) {
     case ADDEND_OP_SUM_F32:
     case ADDEND_OP_SUM_I32:
     case ADDEND_OP_MAX_U32:
-      return lanes * 4;
+      return 4;
     case ADDEND_OP_SUM_BF16:
     case ADDEND_OP_SUM_F16:
     case ADDEND_OP_SUM_U16:
-      return lanes * 2;
+      return 2;
     case ADDEND_OP_SUM_I64:
     case ADDEND_OP_OR_U64:
-      return lanes * 8;
+      return 8;
     case ADDEND_OP_SUM_U8:
-      return lanes;
     case ADDEND_OP_TABLE_SUM_U8:
     case ADDEND_OP_TABLE_SUM_U16:
-      return lanes / 2 + lanes % 2;
+      return 1;
   }
   return 0;
+}
+
+/* Bytes that `lanes` lanes of this operation occupy on the way to the adder. */
+static inline uint64_t addend_op_bytes(addend_op op, uint64_t lanes) {
+  if (op == ADDEND_OP_TABLE_SUM_U8 || op == ADDEND_OP_TABLE_SUM_U16) return lanes / 2 + lanes % 2;
+  return lanes * addend_op_lane_bytes(op);
 }
 
 /* Bytes of the sum that comes back; differs from addend_op_bytes only for table sums. */

@@ -62,9 +62,8 @@ addend_refusal Slots::check(const addend_frame_header& header, uint32_t bytes) c
   if (addend_op_is_table(header.op) && (known_tables_ >> addend_frame_table(&header) & 1) == 0) {
     return ADDEND_REFUSAL_OP;
   }
-  const uint64_t sum_length =
-      op_sum_bytes(static_cast<Op>(header.op), addend_frame_lanes(header.op, header.length));
-  if (header.length > options_.payload_bytes || sum_length > options_.payload_bytes) {
+  // The sum is never shorter than a contribution.
+  if (addend_frame_sum_length(header.op, header.length) > options_.payload_bytes) {
     return ADDEND_REFUSAL_LENGTH;
   }
   return ADDEND_REFUSAL_NONE;
@@ -153,8 +152,7 @@ void Slots::open(uint32_t index, const addend_frame_header& header, uint64_t now
   bank.flags =
       static_cast<uint8_t>(header.flags & (~ADDEND_FRAME_KNOWN_FLAGS | ADDEND_FRAME_ENTRY));
   bank.length = header.length;
-  bank.sum_length = static_cast<uint16_t>(
-      op_sum_bytes(static_cast<Op>(header.op), addend_frame_lanes(header.op, header.length)));
+  bank.sum_length = static_cast<uint16_t>(addend_frame_sum_length(header.op, header.length));
   bank.state = State::kOpen;
   bank.earlier = newest_;
   bank.later = kNone;

@@ -36,6 +36,8 @@ Result<uint32_t> random_number();
 /// HKDF-SHA256; `purpose` names what it is for, e.g. "worker 3".
 Result<Secret> derive_secret(const Secret& secret, const char* purpose, uint32_t number);
 
+struct KeyedFrame;
+
 /// What tags frames with payloads up to a size. Immutable, so any thread may use it.
 class FrameKey {
  public:
@@ -57,9 +59,21 @@ class FrameKey {
     return (addend_be64(header.tag) ^ tag(header, payload)) == 0;
   }
 
+  /// The tags of many frames, in less time than one by one: tags[i] is that of frames[i].
+  /// REQUIRES: every frame has a header, and a payload no longer than its key is for.
+  static void tag_all(std::span<const KeyedFrame> frames, uint64_t* tags) noexcept;
+
  private:
+  static void tag_some(std::span<const KeyedFrame> frames, uint64_t* tags) noexcept;
+
   std::array<uint64_t, 2> prf_{};
   std::vector<uint32_t> hash_;
+};
+
+/// A frame as it travels, header and payload, and the key that tags it.
+struct KeyedFrame {
+  const FrameKey* key;
+  std::span<const uint8_t> bytes;
 };
 
 }  // namespace addend::auth

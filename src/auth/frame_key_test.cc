@@ -7,6 +7,7 @@
 
 #include "addend/simd.h"
 #include "auth/payload_hash.h"
+#include "auth/siphash.h"
 #include "gtest/gtest.h"
 #include "wire/hash.h"
 #include "wire/tag.h"
@@ -64,6 +65,66 @@ TEST(PayloadHash, IsTheDefinitionOnEveryTargetAndLength) {
       EXPECT_EQ(hash_payload(key.data(), payload), expected) << bytes << " on " << target;
     }
     ASSERT_TRUE(force_simd_target(""));
+  }
+}
+
+TEST(PayloadHash, OfTwoIsThatOfEach) {
+  std::vector<uint32_t> key(ADDEND_TAG_HASH_WORDS(2000));
+  for (std::size_t i = 0; i < key.size(); ++i)
+    key[i] = static_cast<uint32_t>(addend_random(4, i));
+  for (std::size_t bytes : {0, 1, 8, 9, 64, 100, 1408, 1999}) {
+    const std::vector<uint8_t> a = random_bytes(bytes, bytes), b = random_bytes(bytes + 1, bytes);
+    for (const std::string& target : simd_targets()) {
+      ASSERT_TRUE(force_simd_target(target));
+      const auto hashes = hash_two_payloads(key.data(), a, b);
+      EXPECT_EQ(hashes[0], reference::hash_payload(key.data(), a)) << bytes << " on " << target;
+      EXPECT_EQ(hashes[1], reference::hash_payload(key.data(), b)) << bytes << " on " << target;
+    }
+    ASSERT_TRUE(force_simd_target(""));
+  }
+}
+
+TEST(SipHash, OfManyIsThatOfEachOnEveryTarget) {
+  TagColumns columns;
+  for (std::size_t i = 0; i < kTagsAtOnce; ++i) {
+    for (std::size_t w = 0; w < 2; ++w)
+      columns.key[w][i] = addend_random(5, i * 10 + w);
+    for (std::size_t w = 0; w < ADDEND_TAG_HEADER_WORDS + 2; ++w)
+      columns.words[w][i] = addend_random(6, i * 10 + w);
+  }
+  for (const std::string& target : simd_targets()) {
+    ASSERT_TRUE(force_simd_target(target));
+    for (std::size_t count = 0; count <= kTagsAtOnce; ++count) {
+      std::array<uint64_t, kTagsAtOnce + 1> expected{}, tags{};
+      reference::finish_tags(columns, count, expected.data());
+      finish_tags(columns, count, tags.data());
+      EXPECT_EQ(tags, expected) << count << " on " << target;
+    }
+  }
+  ASSERT_TRUE(force_simd_target(""));
+}
+
+// Runs of frames under one key and of one length, and others between them.
+TEST(FrameKey, TagsOfManyAreTheTagsOfEach) {
+  std::vector<FrameKey> keys;
+  for (uint8_t k = 0; k < 3; ++k)
+    keys.push_back(*FrameKey::create(secret_of(k), 200));
+  std::vector<std::vector<uint8_t>> frames;
+  std::vector<KeyedFrame> keyed;
+  std::vector<uint64_t> expected;
+  for (std::size_t i = 0; i < 45; ++i) {
+    frames.push_back(random_bytes(i, ADDEND_FRAME_HEADER_BYTES + (i % 9 == 8 ? i : 200)));
+    const FrameKey& key = keys[i % 7 == 6 ? i % 3 : 0];
+    keyed.push_back({&key, frames.back()});
+    addend_frame_header header;
+    std::memcpy(&header, frames.back().data(), sizeof(header));
+    expected.push_back(
+        key.tag(header, std::span<const uint8_t>(frames.back()).subspan(sizeof(header))));
+  }
+  for (std::size_t count = 0; count <= frames.size(); ++count) {
+    std::vector<uint64_t> tags(count);
+    FrameKey::tag_all({keyed.data(), count}, tags.data());
+    EXPECT_TRUE(std::equal(tags.begin(), tags.end(), expected.begin())) << count;
   }
 }
 

@@ -15,6 +15,10 @@ using PayloadHash = std::array<uint64_t, 2>;
 /// ADDEND_TAG_HASH_WORDS(payload.size()) words. A last pair of words is filled up with zeros.
 PayloadHash hash_payload(const uint32_t* key, std::span<const uint8_t> payload) noexcept;
 
+/// The same of two payloads of one length, which takes less time than one after the other.
+std::array<PayloadHash, 2> hash_two_payloads(const uint32_t* key, std::span<const uint8_t> a,
+                                             std::span<const uint8_t> b) noexcept;
+
 namespace reference {
 PayloadHash hash_payload(const uint32_t* key, std::span<const uint8_t> payload) noexcept;
 }

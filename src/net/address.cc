@@ -9,11 +9,6 @@
 
 namespace addend::net {
 
-bool operator==(const Address& a, const Address& b) {
-  return a.raw.sin6_port == b.raw.sin6_port &&
-         std::memcmp(&a.raw.sin6_addr, &b.raw.sin6_addr, sizeof(a.raw.sin6_addr)) == 0;
-}
-
 std::string Address::to_string() const {
   char text[INET6_ADDRSTRLEN] = "";
   const bool v4 = IN6_IS_ADDR_V4MAPPED(&raw.sin6_addr);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <string>
 
 #include <netinet/in.h>
@@ -20,7 +21,10 @@ struct Address {
   /// "10.0.0.1:7000" or "[fe80::1]:7000".
   std::string to_string() const;
 
-  friend bool operator==(const Address& a, const Address& b);
+  friend bool operator==(const Address& a, const Address& b) {
+    return a.raw.sin6_port == b.raw.sin6_port &&
+           std::memcmp(&a.raw.sin6_addr, &b.raw.sin6_addr, sizeof(a.raw.sin6_addr)) == 0;
+  }
 };
 
 /// The first address of a host name or number; "" is every address of this machine.

@@ -17,9 +17,10 @@
 
 namespace addend::net {
 
-/// Most datagrams that a super-packet may hold (the kernel's limit), and most bytes.
+/// Most datagrams that a super-packet may hold (the kernel's limit), and most bytes: those of a
+/// UDP datagram over IPv4, which it is until it is split.
 inline constexpr uint32_t kMaxSegments = 64;
-inline constexpr uint32_t kMaxSuperBytes = 65000;
+inline constexpr uint32_t kMaxSuperBytes = 65507;
 
 class UdpSocket {
  public:

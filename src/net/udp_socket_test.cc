@@ -53,6 +53,23 @@ TEST(UdpSocket, ASuperPacketArrivesAsItsDatagrams) {
   }
 }
 
+// Frames of the usual length: 45 of them are more than 65000 bytes, and one super-packet still.
+TEST(UdpSocket, ASuperPacketHoldsAsMuchAsADatagramMay) {
+  constexpr uint32_t kFrame = 1448, kFrames = 45;
+  static_assert(kFrame * kFrames <= kMaxSuperBytes);
+  for (const char* host : {"127.0.0.1", "::1"}) {
+    const auto sender = UdpSocket::bind(*resolve(host, 0), 1 << 20);
+    const auto receiver = UdpSocket::bind(*resolve(host, 0), 1 << 20);
+    if (!sender || !receiver) continue;  // a machine without IPv6
+    std::vector<uint8_t> bytes(kFrame * kFrames, 1);
+    Outbox outbox(*sender);
+    outbox.add(*resolve(host, receiver->port()), bytes, kFrame);
+    outbox.flush();
+    EXPECT_EQ(outbox.dropped(), 0u) << host;
+    EXPECT_EQ(receive_all(*receiver, kFrames).size(), kFrames) << host;
+  }
+}
+
 TEST(UdpSocket, ManySmallBatchesKeepTheirOrder) {
   const UdpSocket sender = loopback_socket(), receiver = loopback_socket();
   const Address to = *resolve("127.0.0.1", receiver.port());

@@ -2,8 +2,10 @@
 #include "service/data_plane.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 
+#include "auth/siphash.h"
 #include "net/udp_socket.h"
 
 namespace addend::service {
@@ -12,6 +14,31 @@ namespace {
 constexpr uint64_t kSecondNs = 1'000'000'000;
 // A worker may send this long a burst of its granted rate at once.
 constexpr uint64_t kBurstNs = kSecondNs / 10;
+// Frames that are read, verified and folded together: few enough that their payloads are still in
+// the first-level cache when they are folded.
+constexpr std::size_t kTogether = auth::kTagsAtOnce;
+
+// Without a tag.
+void write_frame(const aggregate::Reply& reply, uint8_t* to) {
+  addend_frame_write(reply.header, to);
+  if (!reply.payload.empty()) {
+    std::memcpy(to + ADDEND_FRAME_HEADER_BYTES, reply.payload.data(), reply.payload.size());
+  }
+}
+
+// Tags frames in a row, at most a super-packet.
+void tag_frames(const auth::FrameKey& key, std::span<uint8_t> bytes, std::size_t segment) {
+  std::array<auth::KeyedFrame, net::kMaxSegments> frames;
+  std::array<uint64_t, net::kMaxSegments> tags;
+  std::size_t count = 0;
+  for (std::size_t at = 0; at < bytes.size(); at += segment)
+    frames[count++] = {&key, bytes.subspan(at, segment)};
+  auth::FrameKey::tag_all({frames.data(), count}, tags.data());
+  for (std::size_t i = 0; i < count; ++i) {
+    const uint64_t wire = addend_be64(tags[i]);
+    std::memcpy(bytes.data() + i * segment + offsetof(addend_frame_header, tag), &wire, 8);
+  }
+}
 
 }  // namespace
 
@@ -55,52 +82,84 @@ DataPlane::Part* DataPlane::find(uint32_t epoch) {
   return latest_;
 }
 
-void DataPlane::receive(const net::Address& from, std::span<const uint8_t> datagram,
-                        uint64_t now_ns) {
+void DataPlane::receive(const net::Address& from, std::span<const uint8_t> datagrams,
+                        uint32_t segment, uint64_t now_ns) {
+  std::array<Arrival, kTogether> arrivals;
+  do {
+    std::size_t count = 0;
+    do {
+      const auto datagram = datagrams.first(std::min<std::size_t>(segment, datagrams.size()));
+      datagrams = datagrams.subspan(datagram.size());
+      if (read(from, datagram, now_ns, arrivals[count])) ++count;
+    } while (!datagrams.empty() && count < kTogether);
+    take({arrivals.data(), count}, now_ns);
+  } while (!datagrams.empty());
+}
+
+bool DataPlane::read(const net::Address& from, std::span<const uint8_t> datagram, uint64_t now_ns,
+                     Arrival& arrival) {
   ++status_.packets;
   status_.bytes += datagram.size();
-  addend_frame_header wire;
-  if (datagram.size() < sizeof(wire)) {
+  addend_frame_header& header = arrival.header;
+  if (datagram.size() < sizeof(header)) {
     ++status_.refused[ADDEND_REFUSAL_TRUNCATED];
-    return;
+    return false;
   }
-  std::memcpy(&wire, datagram.data(), sizeof(wire));
-  addend_frame_header header = wire;
-  addend_frame_swap(&header);
+  header = addend_frame_read(datagram.data());
   const auto bytes = static_cast<uint32_t>(datagram.size());
   const addend_refusal malformed = addend_contribution_check(&header, bytes);
   Part* part = malformed == ADDEND_REFUSAL_NONE ? find(header.epoch) : nullptr;
   if (part == nullptr) {
     ++status_.refused[malformed == ADDEND_REFUSAL_NONE ? ADDEND_REFUSAL_EPOCH : malformed];
-    return;
+    return false;
   }
-  const auto payload = datagram.subspan(sizeof(wire));
-  const addend_refusal refusal = admit(*part, wire, header, from, payload, now_ns);
+  const addend_refusal refusal = admit(*part, header, from, now_ns);
   if (refusal != ADDEND_REFUSAL_NONE) {
     ++part->refused[refusal];
-    return;
+    return false;
   }
-  const aggregate::Outcome outcome = part->slots.handle(header, payload.data(), bytes, now_ns);
-  if (outcome.refusal == ADDEND_REFUSAL_MISMATCH) note_end(outcome.reply);
-  reply(*part, header.worker, outcome.reply);
+  arrival.part = part;
+  arrival.bytes = datagram;
+  return true;
 }
 
 // Cheap checks first, so that a flood of forgeries costs little; nothing is remembered of a frame
 // that does not pass them all.
-addend_refusal DataPlane::admit(Part& part, const addend_frame_header& wire,
-                                const addend_frame_header& header, const net::Address& from,
-                                std::span<const uint8_t> payload, uint64_t now_ns) const {
+addend_refusal DataPlane::admit(Part& part, const addend_frame_header& header,
+                                const net::Address& from, uint64_t now_ns) const {
   const JobEpoch& job = *part.job;
   if (header.world != job.slots.world) return ADDEND_REFUSAL_WORLD;
-  if (payload.size() > job.slots.payload_bytes) return ADDEND_REFUSAL_LENGTH;
+  if (header.length > job.slots.payload_bytes) return ADDEND_REFUSAL_LENGTH;
   if (!(job.workers[header.worker] == from)) return ADDEND_REFUSAL_SOURCE;
   if (job.packets_per_s > 0) {
     uint64_t& from_ns = part.allowed_from_ns[header.worker];
     if (from_ns > now_ns + kBurstNs) return ADDEND_REFUSAL_RATE;
     from_ns = std::max(from_ns, now_ns) + kSecondNs / job.packets_per_s;
   }
-  if (!job.worker_keys[header.worker].verify(wire, payload)) return ADDEND_REFUSAL_TAG;
   return ADDEND_REFUSAL_NONE;
+}
+
+void DataPlane::take(std::span<const Arrival> arrivals, uint64_t now_ns) {
+  std::array<auth::KeyedFrame, kTogether> frames;
+  std::array<uint64_t, kTogether> tags;
+  for (std::size_t i = 0; i < arrivals.size(); ++i) {
+    const Arrival& one = arrivals[i];
+    frames[i] = {&one.part->job->worker_keys[one.header.worker], one.bytes};
+  }
+  auth::FrameKey::tag_all({frames.data(), arrivals.size()}, tags.data());
+  for (std::size_t i = 0; i < arrivals.size(); ++i) {
+    const Arrival& one = arrivals[i];
+    // Takes the same time for every wrong one.
+    if ((one.header.tag ^ tags[i]) != 0) {
+      ++one.part->refused[ADDEND_REFUSAL_TAG];
+      continue;
+    }
+    const aggregate::Outcome outcome =
+        one.part->slots.handle(one.header, one.bytes.data() + ADDEND_FRAME_HEADER_BYTES,
+                               static_cast<uint32_t>(one.bytes.size()), now_ns);
+    if (outcome.refusal == ADDEND_REFUSAL_MISMATCH) note_end(outcome.reply);
+    reply(*one.part, one.header.worker, outcome.reply);
+  }
 }
 
 void DataPlane::note_end(const aggregate::Reply& reply) { ended_.push_back(reply.header); }
@@ -126,18 +185,6 @@ void DataPlane::reply(Part& part, uint32_t sender, const aggregate::Reply& reply
   }
 }
 
-std::size_t DataPlane::write_frame(const Part& part, const aggregate::Reply& reply,
-                                   uint8_t* to) const {
-  addend_frame_header wire = reply.header;
-  addend_frame_swap(&wire);
-  wire.tag = addend_be64(part.job->result_key.tag(wire, reply.payload));
-  std::memcpy(to, &wire, sizeof(wire));
-  if (!reply.payload.empty()) {
-    std::memcpy(to + sizeof(wire), reply.payload.data(), reply.payload.size());
-  }
-  return sizeof(wire) + reply.payload.size();
-}
-
 // Results of equal length line up in one super-packet; another length or another job starts anew.
 void DataPlane::reply_to_everyone(Part& part, const aggregate::Reply& reply) {
   const std::size_t bytes = ADDEND_FRAME_HEADER_BYTES + reply.payload.size();
@@ -147,14 +194,17 @@ void DataPlane::reply_to_everyone(Part& part, const aggregate::Reply& reply) {
     super_part_ = &part;
     super_segment_ = bytes;
   }
-  super_bytes_ += write_frame(part, reply, super_.data() + super_bytes_);
+  write_frame(reply, super_.data() + super_bytes_);
+  super_bytes_ += bytes;
 }
 
 void DataPlane::reply_to_one(Part& part, uint32_t worker, const aggregate::Reply& reply) {
   const std::size_t bytes = ADDEND_FRAME_HEADER_BYTES + reply.payload.size();
   if (single_bytes_ + bytes > singles_.size()) flush();
   uint8_t* frame = singles_.data() + single_bytes_;
-  single_bytes_ += write_frame(part, reply, frame);
+  write_frame(reply, frame);
+  tag_frames(part.job->result_key, {frame, bytes}, bytes);
+  single_bytes_ += bytes;
   sink_.send(part.job->workers[worker], {frame, bytes}, static_cast<uint32_t>(bytes));
   ++status_.sent_packets;
   status_.sent_bytes += bytes;
@@ -162,6 +212,7 @@ void DataPlane::reply_to_one(Part& part, uint32_t worker, const aggregate::Reply
 
 void DataPlane::flush_super() {
   if (super_bytes_ == 0) return;
+  tag_frames(super_part_->job->result_key, {super_.data(), super_bytes_}, super_segment_);
   for (const net::Address& worker : super_part_->job->workers) {
     if (!worker.known()) continue;
     sink_.send(worker, {super_.data(), super_bytes_}, static_cast<uint32_t>(super_segment_));

@@ -61,8 +61,10 @@ class DataPlane {
   void end(uint32_t epoch, addend_notice why, uint32_t worker);
   void remove(uint32_t epoch);
 
-  /// One datagram. Any bytes are safe; replies wait for flush, or for a full buffer.
-  void receive(const net::Address& from, std::span<const uint8_t> datagram, uint64_t now_ns);
+  /// Datagrams in a row, all of `segment` bytes (at least 1) but the last, which may be shorter; no
+  /// bytes are an empty one. Any bytes are safe; replies wait for flush, or for a full buffer.
+  void receive(const net::Address& from, std::span<const uint8_t> datagrams, uint32_t segment,
+               uint64_t now_ns);
   /// Turns whose patience is over. To be called every millisecond or so.
   void expire(uint64_t now_ns);
   void flush();
@@ -81,14 +83,24 @@ class DataPlane {
     std::array<uint64_t, ADDEND_MAX_JOB_WORKERS> allowed_from_ns{};
   };
 
+  // A contribution that may be authentic.
+  struct Arrival {
+    addend_frame_header header;  // in the machine's byte order
+    Part* part;
+    std::span<const uint8_t> bytes;
+  };
+
   Part* find(uint32_t epoch);
-  addend_refusal admit(Part& part, const addend_frame_header& wire,
-                       const addend_frame_header& header, const net::Address& from,
-                       std::span<const uint8_t> payload, uint64_t now_ns) const;
+  // Whether it may be authentic; counts why not.
+  bool read(const net::Address& from, std::span<const uint8_t> datagram, uint64_t now_ns,
+            Arrival& arrival);
+  addend_refusal admit(Part& part, const addend_frame_header& header, const net::Address& from,
+                       uint64_t now_ns) const;
+  // Lets the slots decide about those that are. REQUIRES: no more than are verified at once.
+  void take(std::span<const Arrival> arrivals, uint64_t now_ns);
   void reply(Part& part, uint32_t sender, const aggregate::Reply& reply);
   void reply_to_everyone(Part& part, const aggregate::Reply& reply);
   void reply_to_one(Part& part, uint32_t worker, const aggregate::Reply& reply);
-  std::size_t write_frame(const Part& part, const aggregate::Reply& reply, uint8_t* to) const;
   void flush_super();
   void note_end(const aggregate::Reply& reply);
 

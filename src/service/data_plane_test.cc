@@ -78,7 +78,7 @@ class DataPlaneTest : public ::testing::Test {
     return frame(contribution(job_->slots, worker, slot, turn, Op::kSumI32, {value, 0, 0, 0}));
   }
   void receive(uint32_t worker, const std::vector<uint8_t>& bytes) {
-    plane_.receive(address_of(worker), bytes, now_);
+    plane_.receive(address_of(worker), bytes, net::kMaxSuperBytes, now_);
   }
   const std::vector<std::vector<uint8_t>>& replies(uint32_t worker) {
     plane_.flush();
@@ -130,6 +130,54 @@ TEST_F(DataPlaneTest, ResultsOfManySlotsTravelAsOneSuperPacketPerWorker) {
   }
   EXPECT_EQ(replies(1).size(), 20u);
   EXPECT_EQ(sent_.messages, kWorld);
+}
+
+// Of every worker a row of frames that are read and verified together: good ones, forged ones, ones
+// under another's name, duplicates, turns out of order, and a last one that is shorter.
+TEST_F(DataPlaneTest, DatagramsInARowFareLikeDatagramsOneByOne) {
+  start();
+  Sent sent_singly;
+  DataPlane singly(sent_singly);
+  singly.add(job_, *aggregate::Slots::create(job_->slots));
+  uint32_t turn = 0;
+  for (const std::size_t count : {23u, 23u, 9u, 8u, 7u, 2u, 1u}) {
+    for (uint32_t w = 0; w < kWorld; ++w) {
+      std::vector<uint8_t> row;
+      std::size_t segment = 0;
+      for (std::size_t i = 0; i < count; ++i) {
+        const bool other = i % 6 == 5, shorter = i > 0 && i + 1 == count;
+        Packet packet = contribution(
+            job_->slots, other ? (w + 1) % kWorld : w, shorter ? 30 : static_cast<uint32_t>(i % 20),
+            i % 11 == 10 ? turn + 3 : turn, Op::kSumI32, std::vector<uint8_t>(shorter ? 4 : 60));
+        for (std::size_t b = 0; b < packet.payload.size(); ++b)
+          packet.payload[b] = static_cast<uint8_t>(b * 7 + i + w);
+        std::vector<uint8_t> bytes = frame(packet);
+        if (i % 5 == 3) bytes[20 + i] ^= 1;
+        segment = std::max(segment, bytes.size());
+        singly.receive(address_of(w), bytes, static_cast<uint32_t>(bytes.size()), now_);
+        row.insert(row.end(), bytes.begin(), bytes.end());
+      }
+      plane_.receive(address_of(w), row, static_cast<uint32_t>(segment), now_);
+    }
+    plane_.flush();
+    singly.flush();
+    EXPECT_EQ(sent_.frames, sent_singly.frames) << count;
+    ++turn;
+  }
+  const PlaneStatus row = plane_.status(), one = singly.status();
+  EXPECT_EQ(row.packets, one.packets);
+  EXPECT_EQ(row.refused, one.refused);
+  EXPECT_EQ(row.epochs[0].counters.refused, one.epochs[0].counters.refused);
+  EXPECT_EQ(row.epochs[0].counters.folded, one.epochs[0].counters.folded);
+  EXPECT_GT(row.epochs[0].counters.refused[ADDEND_REFUSAL_TAG], 0u);
+  EXPECT_GT(row.epochs[0].counters.refused[ADDEND_REFUSAL_SOURCE], 0u);
+  EXPECT_GT(row.epochs[0].counters.complete, 0u);
+}
+
+TEST_F(DataPlaneTest, AnEmptyDatagramIsCounted) {
+  start();
+  receive(0, {});
+  EXPECT_EQ(refused(ADDEND_REFUSAL_TRUNCATED), 1u);
 }
 
 TEST_F(DataPlaneTest, WhoeverIsNotAuthenticGetsNoAnswerAndChangesNothing) {

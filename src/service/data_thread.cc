@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "service/data_thread.h"
 
-#include <algorithm>
 #include <chrono>
 
 #include <poll.h>
@@ -82,12 +81,8 @@ void DataThread::run_posted(DataPlane& plane) {
 }
 
 void DataThread::receive(DataPlane& plane, net::Inbox& inbox, uint64_t now) {
-  for (const net::Inbox::Datagrams& from : inbox.receive(socket_)) {
-    for (std::size_t at = 0; at < from.bytes.size(); at += from.segment) {
-      const std::size_t bytes = std::min<std::size_t>(from.segment, from.bytes.size() - at);
-      plane.receive(from.from, from.bytes.subspan(at, bytes), now);
-    }
-  }
+  for (const net::Inbox::Datagrams& from : inbox.receive(socket_))
+    plane.receive(from.from, from.bytes, from.segment, now);
 }
 
 void DataThread::run() {

@@ -129,6 +129,35 @@ static inline void addend_frame_swap(addend_frame_header* header) {
   header->tag = addend_be64(header->tag);
 }
 
+/* clang-format off */
+#define ADDEND_FRAME_FIELDS(X) \
+  X(magic) X(version) X(kind) X(flags) X(epoch) X(turn) X(slot) X(worker) X(world) X(op) X(count) \
+  X(length) X(boot) X(contributors) X(tag)
+/* clang-format on */
+
+/* The header at the beginning of a datagram, in the machine's byte order; and back. Field by field:
+ * a copy of the whole that is then swapped stalls a processor at loads that span two recent stores,
+ * which costs more than the rest of the parsing. */
+static inline addend_frame_header addend_frame_read(const uint8_t* bytes) {
+  addend_frame_header header;
+#define ADDEND_READ_FIELD(field)                                                          \
+  __builtin_memcpy(&header.field, bytes + __builtin_offsetof(addend_frame_header, field), \
+                   sizeof(header.field));
+  ADDEND_FRAME_FIELDS(ADDEND_READ_FIELD)
+#undef ADDEND_READ_FIELD
+  addend_frame_swap(&header);
+  return header;
+}
+
+static inline void addend_frame_write(addend_frame_header header, uint8_t* bytes) {
+  addend_frame_swap(&header);
+#define ADDEND_WRITE_FIELD(field)                                                         \
+  __builtin_memcpy(bytes + __builtin_offsetof(addend_frame_header, field), &header.field, \
+                   sizeof(header.field));
+  ADDEND_FRAME_FIELDS(ADDEND_WRITE_FIELD)
+#undef ADDEND_WRITE_FIELD
+}
+
 static inline int addend_op_is_table(uint8_t op) {
   return op == ADDEND_OP_TABLE_SUM_U8 || op == ADDEND_OP_TABLE_SUM_U16;
 }
@@ -136,7 +165,14 @@ static inline int addend_op_is_table(uint8_t op) {
 /* Lanes in a contribution of `length` bytes; indices come in whole bytes, so in pairs. */
 static inline uint32_t addend_frame_lanes(uint8_t op, uint32_t length) {
   if (addend_op_is_table(op)) return length * 2u;
-  return length / (uint32_t)addend_op_bytes((addend_op)op, 1);
+  return length / addend_op_lane_bytes((addend_op)op);
+}
+
+/* Bytes of the sum of contributions of `length` bytes. */
+static inline uint32_t addend_frame_sum_length(uint8_t op, uint32_t length) {
+  if (op == ADDEND_OP_TABLE_SUM_U8) return length * 2u;
+  if (op == ADDEND_OP_TABLE_SUM_U16) return length * 4u;
+  return length;
 }
 
 static inline uint32_t addend_frame_table(const addend_frame_header* header) {
@@ -157,7 +193,7 @@ static inline addend_refusal addend_contribution_check(const addend_frame_header
   if (!addend_op_is_table(header->op) && addend_frame_table(header) != 0) return ADDEND_REFUSAL_OP;
   if (header->length == 0 || header->length > ADDEND_FRAME_MAX_PAYLOAD_BYTES ||
       (uint32_t)header->length + ADDEND_FRAME_HEADER_BYTES != datagram_bytes ||
-      header->length % addend_op_bytes((addend_op)header->op, 1) != 0)
+      (header->length & (addend_op_lane_bytes((addend_op)header->op) - 1)) != 0)
     return ADDEND_REFUSAL_LENGTH;
   if (header->world == 0 || header->world > ADDEND_MAX_JOB_WORKERS) return ADDEND_REFUSAL_WORLD;
   if (header->worker >= header->world || header->count != 1 ||

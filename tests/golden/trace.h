@@ -133,7 +133,7 @@ class PlanePlayer final : public TracePlayer, private service::FrameSink {
     sent_.clear();
     switch (event.kind) {
       case Event::Kind::kIn:
-        plane_.receive(address(event.worker), event.frame, event.at_ns);
+        plane_.receive(address(event.worker), event.frame, 1u << 16, event.at_ns);
         break;
       case Event::Kind::kExpire:
         plane_.expire(event.at_ns);
