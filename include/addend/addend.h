@@ -361,8 +361,8 @@ ADDEND_API uint32_t addend_trip_round_number(const addend_trip* trip);
 
 /* Rounds that are too large to send to everyone: each rank folds its share of every plane and sends
  * the sums to all, in a thread that the hauler has. Sockets as for a mesh, but others; `bell` and
- * `ringer` are the ends of a pipe that rings when a haul ends, and whose ringing ends waits. Calls
- * come from one thread at a time. */
+ * `ringer` are the ends of a non-blocking pipe that rings when a haul ends, and whose ringing ends
+ * waits. Calls come from one thread at a time. */
 typedef struct addend_hauler addend_hauler;
 
 ADDEND_API addend_status addend_hauler_create(uint32_t world, uint32_t rank, const int* sockets,

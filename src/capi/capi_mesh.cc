@@ -29,7 +29,6 @@ struct addend_hauler {
 
 struct addend_rows {
   addend::RowUnion merged;
-  std::vector<std::span<const int64_t>> parts;  // of the last merge
 };
 
 using addend::capi::fail;
@@ -267,13 +266,14 @@ addend_status addend_rows_merge(addend_rows* rows, const int64_t* const* parts,
     if (rows == nullptr || different == nullptr ||
         (count > 0 && (parts == nullptr || sizes == nullptr)))
       return invalid("addend_rows_merge: null argument");
-    rows->parts.clear();
+    std::vector<std::span<const int64_t>> numbers;
+    numbers.reserve(count);
     for (uint32_t i = 0; i < count; ++i) {
       if (sizes[i] > 0 && parts[i] == nullptr)
         return invalid("addend_rows_merge: a part without rows");
-      rows->parts.emplace_back(parts[i], sizes[i]);
+      numbers.emplace_back(parts[i], sizes[i]);
     }
-    *different = rows->merged.merge(rows->parts);
+    *different = rows->merged.merge(numbers);
     return ADDEND_OK;
   });
 }
@@ -291,13 +291,13 @@ addend_status addend_rows_sum(const addend_rows* rows, addend_op op, uint64_t la
   return guarded([&] {
     if (!is_op(op) || addend::is_table_sum(static_cast<addend::Op>(op)))
       return invalid("addend_rows_sum: not a sum of lanes");
-    if (rows == nullptr || (values == nullptr && !rows->parts.empty()))
+    if (rows == nullptr || (values == nullptr && rows->merged.parts() > 0))
       return invalid("addend_rows_sum: null argument");
     const auto numbers = rows->merged.rows();
     if (!numbers.empty() && (merged == nullptr || (total == nullptr && lanes > 0)))
       return invalid("addend_rows_sum: null argument");
     std::copy(numbers.begin(), numbers.end(), merged);
-    rows->merged.sum(static_cast<addend::Op>(op), lanes, {values, rows->parts.size()}, total);
+    rows->merged.sum(static_cast<addend::Op>(op), lanes, {values, rows->merged.parts()}, total);
     return ADDEND_OK;
   });
 }

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include <poll.h>
@@ -27,9 +29,10 @@ constexpr uint64_t kByteAlign = 64;
 // What one peer may send or get before the others have their turn.
 constexpr uint64_t kTurnBytes = 1 << 20;
 // Shares of hauls that others started and we did not are kept up to here; more must wait, and what
-// comes behind them. A rank that waits for every haul before it starts the next, while others start
-// several, would else wait for sums that are stuck behind a share that it has no place for.
+// comes behind them.
 constexpr uint64_t kMaxEarlyBytes = 256 << 20;
+// No share is longer, whatever a frame says.
+constexpr uint64_t kMaxLaneBytes = uint64_t{1} << 40;
 
 uint64_t aligned(uint64_t bytes) { return ceil_div(bytes, kByteAlign) * kByteAlign; }
 
@@ -67,7 +70,13 @@ Hauler::Hauler(std::span<const int> sockets, uint32_t rank, int bell, int ringer
       peers_(sockets.size()) {
   for (std::size_t i = 0; i < sockets.size(); ++i)
     peers_[i].socket = i == rank ? -1 : sockets[i];
-  thread_ = std::thread([this] { run(); });
+  thread_ = std::thread([this] {
+    try {
+      run();
+    } catch (const std::bad_alloc&) {
+      break_down("no memory for a haul");
+    }
+  });
 }
 
 Result<std::unique_ptr<Hauler>> Hauler::create(std::span<const int> sockets, uint32_t rank,
@@ -84,16 +93,16 @@ Hauler::~Hauler() {
 }
 
 void Hauler::abandon() {
+  if (getpid() != process_) {  // a forked child has no such thread, and whoever held the lock
+    if (thread_.joinable()) thread_.detach();
+    return;
+  }
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
     if (broken_.empty()) broken_ = "hauls were abandoned";
   }
   if (!thread_.joinable()) return;
-  if (getpid() != process_) {  // a forked child has no such thread
-    thread_.detach();
-    return;
-  }
   eventfd_write(wake_, 1);
   thread_.join();
 }
@@ -263,8 +272,13 @@ Status Hauler::begin(Haul& haul) {
       ADDEND_TRY(adopt(haul, *one));
     }
   }
+  return look_again();
+}
+
+// There may be room now for shares that are held.
+Status Hauler::look_again() {
   for (uint32_t rank = 0; rank < world(); ++rank) {
-    if (peers_[rank].held()) ADDEND_TRY(find_haul(rank));  // there may be room now
+    if (peers_[rank].held()) ADDEND_TRY(find_haul(rank));
   }
   return {};
 }
@@ -295,7 +309,8 @@ Status Hauler::write(uint32_t rank) {
     Outgoing& outgoing = *peer.outgoing.front();
     msghdr message{};
     message.msg_iov = outgoing.parts.pieces.data() + outgoing.parts.at;
-    message.msg_iovlen = outgoing.parts.pieces.size() - outgoing.parts.at;
+    message.msg_iovlen =
+        std::min<std::size_t>(outgoing.parts.pieces.size() - outgoing.parts.at, IOV_MAX);
     const ssize_t written = sendmsg(peer.socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (written < 0) {
       if (would_block()) return {};
@@ -325,7 +340,7 @@ Status Hauler::read(uint32_t rank) {
     if (peer.into.left > 0) {
       msghdr message{};
       message.msg_iov = peer.into.pieces.data() + peer.into.at;
-      message.msg_iovlen = peer.into.pieces.size() - peer.into.at;
+      message.msg_iovlen = std::min<std::size_t>(peer.into.pieces.size() - peer.into.at, IOV_MAX);
       const ssize_t got = recvmsg(peer.socket, &message, MSG_DONTWAIT);
       if (got == 0) return lose(rank, "was closed");
       if (got < 0) {
@@ -375,7 +390,11 @@ Status Hauler::find_haul(uint32_t rank) {
 
 Status Hauler::make_room(uint32_t rank) {
   Peer& peer = peers_[rank];
-  if (peer.frame.length > kMaxEarlyBytes - early_bytes_) return {};
+  // What this peer still owes us comes behind it, and cannot wait for room.
+  const bool owes = std::any_of(hauls_.begin(), hauls_.end(),
+                                [&](const auto& haul) { return !haul.second->got_sums[rank]; });
+  if (!owes && early_bytes_ + peer.frame.length > kMaxEarlyBytes) return {};
+  if (peer.frame.length > kMaxLaneBytes) return strange(rank);
   auto early = std::make_unique<Early>();
   early->haul = peer.frame.haul;
   early->rank = rank;
@@ -394,9 +413,12 @@ Status Hauler::arrived(uint32_t rank) {
   if (peer.early != nullptr) {
     auto early = std::move(peer.early);
     const auto found = hauls_.find(early->haul);
-    if (found != hauls_.end()) return adopt(*found->second, *early);  // started meanwhile
-    early_.push_back(std::move(early));
-    return {};
+    if (found == hauls_.end()) {
+      early_.push_back(std::move(early));
+      return {};
+    }
+    ADDEND_TRY(adopt(*found->second, *early));  // started meanwhile
+    return look_again();
   }
   Haul& haul = *std::exchange(peer.haul, nullptr);
   if (static_cast<Kind>(peer.frame.kind) == Kind::kShare) return share_arrived(haul, rank);

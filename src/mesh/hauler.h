@@ -31,9 +31,9 @@ namespace addend {
 class Hauler {
  public:
   /// `sockets`: a connected stream socket to every other rank, by rank; that of `rank` is not
-  /// looked at. `bell` and `ringer`: the ends of a pipe; it rings when a haul ends, and ends waits,
-  /// whoever rings it. The descriptors stay the caller's, which keeps them open as long as the
-  /// hauler lives.
+  /// looked at. `bell` and `ringer`: the ends of a non-blocking pipe; it rings when a haul ends,
+  /// and ends waits, whoever rings it. The descriptors stay the caller's, which keeps them open as
+  /// long as the hauler lives.
   static Result<std::unique_ptr<Hauler>> create(std::span<const int> sockets, uint32_t rank,
                                                 int bell, int ringer);
   /// Abandons what is under way.
@@ -117,6 +117,7 @@ class Hauler {
   Status read_frame(uint32_t rank);
   Status find_haul(uint32_t rank);
   Status make_room(uint32_t rank);
+  Status look_again();
   Status arrived(uint32_t rank);
   Status adopt(Haul& haul, Early& early);
   Status share_arrived(Haul& haul, uint32_t rank);

@@ -97,6 +97,20 @@ TEST(Hauler, SumsEveryOperationOfEveryLength) {
   }
 }
 
+TEST(Hauler, AHaulMayHaveMorePlanesThanACallTakes) {
+  on_all(2, [](uint32_t rank, Hauler& hauler) {
+    std::vector<Lanes> all;
+    std::vector<Plane> planes;
+    for (uint64_t i = 0; i < 2500; ++i)
+      all.emplace_back(Op::kSumI32, 40, rank, i);
+    for (Lanes& one : all)
+      planes.push_back(one.plane());
+    expect_done(hauler, *hauler.start(planes));
+    for (uint64_t i = 0; i < all.size(); ++i)
+      EXPECT_EQ(all[i].result(), expected(Op::kSumI32, 40, 2, i));
+  });
+}
+
 TEST(Hauler, HaulsOverlapAndAreAskedForInAnyOrder) {
   on_all(3, [](uint32_t rank, Hauler& hauler) {
     std::vector<Lanes> all;

@@ -28,7 +28,8 @@ class Mesh {
   static constexpr uint64_t kAlign = 64;
 
   /// `sockets`: a connected stream socket to every other rank, by rank; that of `rank` is not
-  /// looked at. `bell`: a wait ends early when this descriptor becomes readable, and reads from it;
+  /// looked at. `bell`: a wait ends early when this non-blocking descriptor becomes readable, and
+  /// reads from it;
   /// -1: none. The descriptors stay the caller's, which keeps them open as long as the mesh lives.
   static Result<std::unique_ptr<Mesh>> create(std::span<const int> sockets, uint32_t rank,
                                               int bell);

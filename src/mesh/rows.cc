@@ -38,12 +38,18 @@ uint64_t RowUnion::merge(std::span<const std::span<const int64_t>> parts) {
   entries_.clear();
   rows_.clear();
   for (const auto& part : parts) {
-    sizes_.push_back(part.size());
     for (const int64_t row : part)
       entries_.push_back({static_cast<uint64_t>(row), entries_.size()});
   }
   places_.resize(entries_.size());
-  if (entries_.empty()) return 0;
+  if (!entries_.empty()) merge_entries();
+  // At last, so that nothing is said to be there if memory runs out on the way.
+  for (const auto& part : parts)
+    sizes_.push_back(part.size());
+  return rows_.size();
+}
+
+void RowUnion::merge_entries() {
   const auto less = [](const Entry& a, const Entry& b) {
     return static_cast<int64_t>(a.key) < static_cast<int64_t>(b.key);
   };
@@ -58,7 +64,6 @@ uint64_t RowUnion::merge(std::span<const std::span<const int64_t>> parts) {
     }
     places_[entries_[i].index] = rows_.size() - 1;
   }
-  return rows_.size();
 }
 
 void RowUnion::sum(Op op, uint64_t lanes, std::span<const void* const> values, void* total) const {

@@ -16,6 +16,8 @@ class RowUnion {
   /// Merges row numbers, which come in any order and may repeat. Returns how many are different.
   uint64_t merge(std::span<const std::span<const int64_t>> parts);
 
+  /// How many parts were merged.
+  std::size_t parts() const { return sizes_.size(); }
   /// The different ones, ascending.
   std::span<const int64_t> rows() const { return rows_; }
   /// Where in `rows` each row given is, part after part.
@@ -31,6 +33,7 @@ class RowUnion {
     uint64_t key;    // row number less the smallest one
     uint64_t index;  // among the rows given
   };
+  void merge_entries();
   void sort(uint64_t largest);
 
   std::vector<uint64_t> sizes_;  // of the parts

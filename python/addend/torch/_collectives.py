@@ -47,7 +47,7 @@ class Pending:
 
     def wait(self, timeout: float | None = None) -> torch.Tensor:
         if not self._ended:
-            if not self._gate.acquire(timeout=-1 if timeout is None else timeout):
+            if not self._gate.acquire(timeout=-1 if timeout is None else max(timeout, 0.0)):
                 raise TimeoutError("all_reduce is not done yet")
             self._gate.release()
         if self._error is not None:

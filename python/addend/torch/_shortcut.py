@@ -37,19 +37,20 @@ class Shortcut(Job):
         self._codec, self._elements = coder.runs[0].codec, coder.runs[0].elements
         self._tensor: torch.Tensor | None = None
         self._digest: int | None = None  # of the plan, once the trip is under way
-        self._error: Exception | None = None
+        self._errors: list[Exception] = []
 
     def call(self, tensor: torch.Tensor, step: int) -> bool:
         """Sums a tensor, or raises. False: nothing was done, since something else is under way, or
         since a profiler wants to see the stages."""
         if _profiled() or not self._worker.claim():
             return False
-        self._tensor, self._digest, self._rest, self._error = tensor, None, None, None
+        # Afterwards another thread may have its turn: what is kept here is then its own.
+        errors: list[Exception] = []
+        self._tensor, self._digest, self._rest, self._errors = tensor, None, None, errors
         self._place, self._ended = Place(step), False
         self._worker.run_claimed(self)
-        self._tensor = None
-        if self._error is not None:
-            raise self._error
+        if errors:
+            raise errors[0]
         return True
 
     def dash(self) -> bool:
@@ -102,6 +103,9 @@ class Shortcut(Job):
     def place(self, place: Place) -> None:
         self._place = place
 
+    def succeed(self) -> None:
+        self._tensor = self._rest = None
+
     def fail(self, error: Exception) -> None:
         if self._rest is not None:
             self._rest.fail(error)
@@ -110,7 +114,8 @@ class Shortcut(Job):
             self._keep(error)
 
     def _keep(self, error: Exception) -> None:
-        self._error = error
+        self._errors.append(error)
+        self._tensor = None
 
 
 def _do_nothing(memory: Memory) -> None:

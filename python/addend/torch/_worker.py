@@ -284,17 +284,20 @@ class Worker:
                 return
             # Those at the mesh are found done by waiting for them; asking may take a while.
             heads = flying[: 1 if self._front is None else 2]
-            if any(r.wait.on_mesh() is None and r.wait.done() for r in heads):
+            if any(not r.wait.on_mesh() and r.wait.done() for r in heads):
                 return
             following = self._queue[0] if self._queue and self._queue[0].can_start() else None
             if following is not None and (self._front is None or not following.prepared):
                 return
             oldest_first = [*self._tails, *([self._front] if self._front is not None else [])]
-            works = (running.wait.on_mesh() for running in oldest_first)
-            work = next((work for work in works if work is not None), None)
-            if work is None:
+            works = [work for running in oldest_first for work in running.wait.on_mesh()]
+            # Messages of the mesh move while somebody waits for one; hauls move by themselves, and
+            # ring when they end.
+            works.sort(key=lambda work: isinstance(work, HaulWork))
+            if not works:
                 self._changed.wait(_SLICE_S if flying else None)
                 return
+            work = works[0]
             self._at_mesh = True
         self._wait_at_mesh(work)
 

@@ -41,9 +41,9 @@ class Wait:
                 if not isinstance(work, MeshWork):
                     work.get_future().add_done_callback(tell)
 
-    def on_mesh(self) -> MeshWork | None:
-        """A work that goes on only while somebody waits for it."""
-        return next((work for work in self.works if isinstance(work, MeshWork)), None)
+    def on_mesh(self) -> list[MeshWork]:
+        """Works that are not done, and whose end is found by waiting for them."""
+        return [work for work in self.works if isinstance(work, MeshWork) and not work.ended]
 
 
 Steps = Generator[Wait, None, None]
@@ -62,7 +62,7 @@ class MeshWork:
 
     def __init__(self, go_on: Callable[[float], bool]) -> None:
         self._go_on = go_on
-        self._done = False
+        self.ended = False  # as far as somebody has asked
 
     def is_completed(self) -> bool:
         return self._wait(0.0)
@@ -78,8 +78,8 @@ class MeshWork:
         return True
 
     def _wait(self, timeout_s: float) -> bool:
-        self._done = self._done or self._go_on(timeout_s)
-        return self._done
+        self.ended = self.ended or self._go_on(timeout_s)
+        return self.ended
 
 
 class HaulWork(MeshWork):
