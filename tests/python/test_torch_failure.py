@@ -641,6 +641,7 @@ def test_use_in_a_forked_child_is_refused_by_name() -> None:
 
 def interrupt(rank: int, world: int) -> tuple[str, str]:
     """Ctrl-C on rank 1 in the middle of a blocking all_reduce that the others have not joined."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what shells start with &
     tensor = torch.ones(1000)
     addend.torch.all_reduce(tensor, deadline=60.0)
     before = tensor.clone()
