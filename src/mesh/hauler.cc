@@ -287,7 +287,7 @@ void Hauler::send(Haul& haul, uint32_t rank, Kind kind) {
   auto outgoing = std::make_unique<Outgoing>();
   Parts lanes = parts_of(haul, kind, rank_, rank);
   outgoing->haul = &haul;
-  outgoing->frame = {haul.number, static_cast<uint32_t>(kind), 0, lanes.left};
+  outgoing->frame = {haul.number, kind, 0, lanes.left};
   outgoing->parts.add(&outgoing->frame, sizeof(Frame));
   for (const iovec& piece : lanes.pieces)
     outgoing->parts.add(piece.iov_base, piece.iov_len);
@@ -295,9 +295,8 @@ void Hauler::send(Haul& haul, uint32_t rank, Kind kind) {
   // Sums end a haul, so they overtake shares, but not what is half written.
   auto place = queue.end();
   if (kind == Kind::kSums && !queue.empty()) {
-    place = std::find_if(queue.begin() + 1, queue.end(), [](const auto& other) {
-      return static_cast<Kind>(other->frame.kind) == Kind::kShare;
-    });
+    place = std::find_if(queue.begin() + 1, queue.end(),
+                         [](const auto& other) { return other->frame.kind == Kind::kShare; });
   }
   queue.insert(place, std::move(outgoing));
 }
@@ -374,7 +373,7 @@ Status Hauler::read_frame(uint32_t rank) {
 Status Hauler::find_haul(uint32_t rank) {
   Peer& peer = peers_[rank];
   const auto found = hauls_.find(peer.frame.haul);
-  const Kind kind = static_cast<Kind>(peer.frame.kind);
+  const Kind kind = peer.frame.kind;
   if (found == hauls_.end() && peer.frame.haul >= taken_ && kind == Kind::kShare) {
     return make_room(rank);
   }
@@ -391,9 +390,7 @@ Status Hauler::find_haul(uint32_t rank) {
 Status Hauler::make_room(uint32_t rank) {
   Peer& peer = peers_[rank];
   // What this peer still owes us comes behind it, and cannot wait for room.
-  const bool owes = std::any_of(hauls_.begin(), hauls_.end(),
-                                [&](const auto& haul) { return !haul.second->got_sums[rank]; });
-  if (!owes && early_bytes_ + peer.frame.length > kMaxEarlyBytes) return {};
+  if (!owes(rank) && early_bytes_ + peer.frame.length > kMaxEarlyBytes) return {};
   if (peer.frame.length > kMaxLaneBytes) return strange(rank);
   auto early = std::make_unique<Early>();
   early->haul = peer.frame.haul;
@@ -421,7 +418,7 @@ Status Hauler::arrived(uint32_t rank) {
     return look_again();
   }
   Haul& haul = *std::exchange(peer.haul, nullptr);
-  if (static_cast<Kind>(peer.frame.kind) == Kind::kShare) return share_arrived(haul, rank);
+  if (peer.frame.kind == Kind::kShare) return share_arrived(haul, rank);
   haul.got_sums[rank] = true;
   --haul.sums;
   end_if_done(haul);
@@ -494,13 +491,16 @@ Status Hauler::lose(uint32_t rank, const std::string& why) {
   return check_lost();
 }
 
+bool Hauler::owes(uint32_t rank) const {
+  return std::any_of(hauls_.begin(), hauls_.end(),
+                     [&](const auto& haul) { return !haul.second->got_sums[rank]; });
+}
+
 Status Hauler::check_lost() const {
   for (uint32_t rank = 0; rank < world(); ++rank) {
     const Peer& peer = peers_[rank];
     if (peer.lost.empty()) continue;
-    const bool owes = std::any_of(hauls_.begin(), hauls_.end(),
-                                  [&](const auto& haul) { return !haul.second->got_sums[rank]; });
-    if (owes || !peer.outgoing.empty()) return make_error(Errc::kUnavailable, peer.lost);
+    if (owes(rank) || !peer.outgoing.empty()) return make_error(Errc::kUnavailable, peer.lost);
   }
   return {};
 }

@@ -58,11 +58,11 @@ class Hauler {
   enum class Kind : uint32_t { kShare, kSums };
   struct Frame {
     uint64_t haul = 0;
-    uint32_t kind = 0;
+    Kind kind = Kind::kShare;
     uint32_t reserved = 0;
     uint64_t length = 0;  // of the lanes behind it
   };
-  /// Memory that is read or written bit by bit.
+  /// Memory that is read or written little by little.
   struct Parts {
     std::vector<iovec> pieces;
     std::size_t at = 0;
@@ -125,6 +125,8 @@ class Hauler {
   void end_if_done(Haul& haul);
   Status lose(uint32_t rank, const std::string& why);
   Status check_lost() const;
+  /// Whether a haul waits for sums from a rank.
+  bool owes(uint32_t rank) const;
   void break_down(const std::string& why);
 
   /// The lanes of a plane that a rank folds.
