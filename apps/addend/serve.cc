@@ -26,6 +26,9 @@ struct ServeOptions {
   uint32_t threads = 1;
 };
 
+// The pages' port is so far above the control plane's.
+constexpr int kHttpAbove = 80;
+
 constexpr const char* kFooter =
     "With --config, everything comes from the file (docs/service.md). Without, one tenant named\n"
     "'default' has the key of --key; UDP takes the ports behind --port, and /metrics and a page "
@@ -84,7 +87,8 @@ Result<ServeConfig> make_config(const ServeOptions& options) {
   config.server.address = options.address;
   config.server.control_port = options.port;
   config.server.data_port = static_cast<uint16_t>(options.port == 0 ? 0 : options.port + 1);
-  config.server.http_port = static_cast<uint16_t>(options.port == 0 ? 0 : options.port + 80);
+  config.server.http_port =
+      static_cast<uint16_t>(options.port == 0 ? 0 : options.port + kHttpAbove);
   config.server.threads = options.threads;
   config.server.tenants.resize(1);
   config.server.tenants[0].name = "default";
@@ -138,6 +142,7 @@ void add_serve_command(CLI::App& app, Exit& exit) {
       ->type_name("FILE");
   command->add_option("--address", options->address, "to listen at; default: all");
   command->add_option("--port", options->port, "TCP port of the control plane; 0: any")
+      ->check(CLI::Range(0, 65535 - kHttpAbove))
       ->capture_default_str();
   command->add_option("--threads", options->threads, "data threads")
       ->check(CLI::Range(1, 64))

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "apps/addend/serve_config.h"
 
+#include <algorithm>
 #include <limits>
 #include <set>
+#include <span>
 
 #include <fmt/format.h>
 #include <toml++/toml.h>
@@ -12,27 +14,40 @@
 namespace addend::cli {
 namespace {
 
+constexpr double kMostSeconds = 1e6;
+
 /// Reads the keys of one table and remembers the first thing that is wrong with it.
 class Reader {
  public:
   Reader(const toml::table& table, std::string where) : table_(table), where_(std::move(where)) {}
 
+  /// A whole number from `least` to what T holds.
   template <typename T>
-  void number(const char* key, T& into) {
+  void number(const char* key, T& into, T least = 0) {
     known_.insert(key);
     if (!table_.contains(key)) return;
-    const auto value = table_[key].value<int64_t>();
-    if (!value || *value < 0 || static_cast<uint64_t>(*value) > std::numeric_limits<T>::max()) {
-      return complain(key, "a number in range");
+    const auto value = table_[key].value_exact<int64_t>();
+    constexpr uint64_t kMost =
+        std::min<uint64_t>(std::numeric_limits<T>::max(), std::numeric_limits<int64_t>::max());
+    if (!value || *value < static_cast<int64_t>(least) || static_cast<uint64_t>(*value) > kMost) {
+      return complain(key, fmt::format("a whole number from {} to {}", least, kMost));
     }
     into = static_cast<T>(*value);
   }
   void seconds(const char* key, double& into) {
     known_.insert(key);
     if (!table_.contains(key)) return;
-    const auto value = table_[key].value<double>();
-    if (!value || !(*value >= 0)) return complain(key, "seconds");
+    const toml::node_view node = table_[key];
+    const auto value = node.is_number() ? node.value<double>() : std::nullopt;
+    if (!value || !(*value >= 0 && *value <= kMostSeconds)) {
+      return complain(key, fmt::format("seconds, 0 to {}", kMostSeconds));
+    }
     into = *value;
+  }
+  void choice(const char* key, std::string& into, std::span<const std::string_view> choices) {
+    text(key, into);
+    if (std::find(choices.begin(), choices.end(), into) != choices.end()) return;
+    complain(key, fmt::format("one of {}", fmt::join(choices, ", ")));
   }
   void text(const char* key, std::string& into) { take(key, into, "text"); }
   void flag(const char* key, bool& into) { take(key, into, "true or false"); }
@@ -53,11 +68,11 @@ class Reader {
   void take(const char* key, T& into, const char* kind) {
     known_.insert(key);
     if (!table_.contains(key)) return;
-    const auto value = table_[key].value<T>();
+    const auto value = table_[key].value_exact<T>();
     if (!value) return complain(key, kind);
     into = *value;
   }
-  void complain(const char* key, const char* wanted) {
+  void complain(const char* key, std::string_view wanted) {
     if (problem_.empty()) problem_ = fmt::format("{}: '{}' wants {}", where_, key, wanted);
   }
 
@@ -67,10 +82,13 @@ class Reader {
   std::string problem_;
 };
 
-const toml::table& table_at(const toml::table& root, const char* name) {
+// The table [name], empty if there is none.
+Result<const toml::table*> table_at(const toml::table& root, const char* name) {
   static const toml::table kEmpty;
-  const toml::table* table = root[name].as_table();
-  return table != nullptr ? *table : kEmpty;
+  if (!root.contains(name)) return &kEmpty;
+  if (const toml::table* table = root[name].as_table()) return table;
+  return make_error(Errc::kInvalidArgument,
+                    fmt::format("'{0}' wants to be a table: write [{0}]", name));
 }
 
 Status read_tenant(const toml::table& table, std::size_t number, ServerOptions& server) {
@@ -81,9 +99,9 @@ Status read_tenant(const toml::table& table, std::size_t number, ServerOptions& 
   reader.text("key_file", key_file);
   reader.flag("sees_all", tenant.sees_all);
   reader.flag("floats", tenant.floats);
-  reader.number("max_jobs", tenant.max_jobs);
-  reader.number("max_slots", tenant.max_slots);
-  reader.number("max_memory_bytes", tenant.max_memory_bytes);
+  reader.number("max_jobs", tenant.max_jobs, 1u);
+  reader.number("max_slots", tenant.max_slots, 1u);
+  reader.number("max_memory_bytes", tenant.max_memory_bytes, uint64_t{1});
   reader.number("packets_per_s", tenant.packets_per_s);
   ADDEND_TRY(reader.finish());
   if (!key_file.empty()) {
@@ -95,45 +113,84 @@ Status read_tenant(const toml::table& table, std::size_t number, ServerOptions& 
   return {};
 }
 
+Status read_server(const toml::table& table, ServeConfig& config) {
+  ServerOptions& server = config.server;
+  Reader reader(table, "[server]");
+  reader.text("address", server.address);
+  reader.number("control_port", server.control_port);
+  reader.number("data_port", server.data_port);
+  reader.number("threads", server.threads, 1u);
+  reader.number("max_connections", server.max_connections, 1u);
+  reader.seconds("drain_s", config.drain_s);
+  reader.text("user", config.user);
+  reader.flag("seccomp", config.seccomp);
+  return reader.finish();
+}
+
+Status read_http(const toml::table& table, ServeConfig& config) {
+  Reader reader(table, "[http]");
+  reader.flag("enabled", config.server.http);
+  reader.text("address", config.server.http_address);
+  reader.number("port", config.server.http_port);
+  return reader.finish();
+}
+
+Status read_tls(const toml::table& table, ServeConfig& config) {
+  ServiceCertificates& files = config.server.certificates;
+  Reader reader(table, "[tls]");
+  reader.text("authority", files.authority);
+  reader.text("certificate", files.certificate);
+  reader.text("key", files.key);
+  ADDEND_TRY(reader.finish());
+  const bool some = !(files.authority + files.certificate + files.key).empty();
+  if (some && (files.authority.empty() || files.certificate.empty() || files.key.empty())) {
+    return make_error(Errc::kInvalidArgument, "[tls]: give authority, certificate and key");
+  }
+  return {};
+}
+
+Status read_log(const toml::table& table, ServeConfig& config) {
+  constexpr std::string_view kLevels[] = {"debug", "info", "warning", "error"};
+  Reader reader(table, "[log]");
+  reader.flag("json", config.json_log);
+  reader.choice("level", config.log_level, kLevels);
+  return reader.finish();
+}
+
+Status read_tenants(const toml::table& root, ServeConfig& config) {
+  if (!root.contains("tenant")) return {};
+  const Error no_row =
+      make_error(Errc::kInvalidArgument, "there may be several tenants: write [[tenant]]");
+  const toml::array* tenants = root["tenant"].as_array();
+  if (tenants == nullptr) return no_row;
+  for (std::size_t i = 0; i < tenants->size(); ++i) {
+    const toml::table* tenant = (*tenants)[i].as_table();
+    if (tenant == nullptr) return no_row;
+    ADDEND_TRY(read_tenant(*tenant, i + 1, config.server));
+  }
+  return {};
+}
+
 Status read_tables(const toml::table& root, ServeConfig& config) {
+  constexpr struct {
+    const char* name;
+    Status (*read)(const toml::table& table, ServeConfig& config);
+  } kTables[] = {
+      {"server", read_server}, {"http", read_http}, {"tls", read_tls}, {"log", read_log}};
   for (const auto& [key, value] : root) {
     const std::string_view name = key.str();
-    if (name != "server" && name != "http" && name != "tls" && name != "log" && name != "tenant") {
+    const bool known = std::any_of(std::begin(kTables), std::end(kTables),
+                                   [&](const auto& table) { return name == table.name; });
+    if (!known && name != "tenant") {
       return make_error(Errc::kInvalidArgument, fmt::format("there is no table [{}]", name));
     }
   }
-  ServerOptions& server = config.server;
-  Reader main(table_at(root, "server"), "[server]");
-  main.text("address", server.address);
-  main.number("control_port", server.control_port);
-  main.number("data_port", server.data_port);
-  main.number("threads", server.threads);
-  main.number("max_connections", server.max_connections);
-  main.seconds("drain_s", config.drain_s);
-  main.text("user", config.user);
-  main.flag("seccomp", config.seccomp);
-  ADDEND_TRY(main.finish());
-  Reader http(table_at(root, "http"), "[http]");
-  http.flag("enabled", server.http);
-  http.text("address", server.http_address);
-  http.number("port", server.http_port);
-  ADDEND_TRY(http.finish());
-  Reader tls(table_at(root, "tls"), "[tls]");
-  tls.text("authority", server.certificates.authority);
-  tls.text("certificate", server.certificates.certificate);
-  tls.text("key", server.certificates.key);
-  ADDEND_TRY(tls.finish());
-  Reader log(table_at(root, "log"), "[log]");
-  log.flag("json", config.json_log);
-  log.text("level", config.log_level);
-  ADDEND_TRY(log.finish());
-  const toml::array* tenants = root["tenant"].as_array();
-  for (std::size_t i = 0; tenants != nullptr && i < tenants->size(); ++i) {
-    const toml::table* tenant = (*tenants)[i].as_table();
-    if (tenant == nullptr) return make_error(Errc::kInvalidArgument, "write tenants as [[tenant]]");
-    ADDEND_TRY(read_tenant(*tenant, i + 1, server));
+  for (const auto& table : kTables) {
+    const auto found = table_at(root, table.name);
+    if (!found) return found.error();
+    ADDEND_TRY(table.read(**found, config));
   }
-  return {};
+  return read_tenants(root, config);
 }
 
 }  // namespace

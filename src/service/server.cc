@@ -211,6 +211,14 @@ Status check(const ServerOptions& options) {
   if (options.threads == 0 || options.threads > ADDEND_CONTROL_MAX_THREADS) {
     return make_error(Errc::kInvalidArgument, "a server has 1 to 64 data threads");
   }
+  if (options.data_port + options.threads > 65536u) {
+    return make_error(Errc::kInvalidArgument,
+                      "the data threads would take ports up to " +
+                          std::to_string(options.data_port + options.threads - 1));
+  }
+  if (options.max_connections == 0) {
+    return make_error(Errc::kInvalidArgument, "a server without connections has nothing to do");
+  }
   if (options.tenants.empty()) {
     return make_error(Errc::kInvalidArgument, "a server without tenants has nothing to do");
   }

@@ -116,7 +116,13 @@ TEST(ServerOptions, ThatCannotWorkAreRefused) {
   options.tenants[0].name = "a";
   options.threads = 65;
   EXPECT_TRUE(refused(options));
-  options.threads = 1;
+  options.threads = 2;
+  options.data_port = 65535;
+  EXPECT_TRUE(refused(options));
+  options.data_port = 0;
+  options.max_connections = 0;
+  EXPECT_TRUE(refused(options));
+  options.max_connections = 1;
   options.tenants.push_back(options.tenants[0]);
   EXPECT_TRUE(refused(options));
 }

@@ -179,8 +179,24 @@ class ServiceTest(unittest.TestCase):
 
     def test_mistakes_in_the_configuration_are_named(self) -> None:
         for text, words in (("[server]\nthreds = 2\n", "no key 'threds'"), ("[srver]\n", "no table [srver]"),
-                            ("[server]\nthreads = 'two'\n", "'threads' wants a number"), ("[server\n", "serve.toml:1"),
-                            ("", "without tenants"), ("[[tenant]]\nname = 'a b'\n", "no name for a tenant"),
+                            ("[server]\nthreads = 'two'\n", "'threads' wants a whole number"), ("[server\n", "serve.toml:1"),
+                            ("", "without tenants"), ("server = 3\n", "'server' wants to be a table: write [server]"),
+                            ("[tenant]\nname = 'a'\n", "write [[tenant]]"), ("tenant = 3\n", "write [[tenant]]"),
+                            ("tenant = [3]\n", "write [[tenant]]"), ("[[server]]\n", "write [server]"),
+                            ("[server]\nmax_connections = 0\n", "'max_connections' wants a whole number from 1"),
+                            ("[server]\nthreads = 2.0\n", "'threads' wants a whole number"),
+                            ("[server]\nthreads = true\n", "'threads' wants a whole number"),
+                            ("[server]\ncontrol_port = 65536\n", "'control_port' wants a whole number from 0 to 65535"),
+                            ("[server]\ncontrol_port = -1\n", "'control_port' wants a whole number from 0 to 65535"),
+                            ("[server]\ndrain_s = 'long'\n", "'drain_s' wants seconds"),
+                            ("[server]\ndrain_s = inf\n", "'drain_s' wants seconds"),
+                            ("[server]\naddress = 1\n", "'address' wants text"), ("[http]\nenabled = 1\n", "'enabled' wants true or false"),
+                            ("[server]\nseccomp = 'no'\n", "'seccomp' wants true or false"),
+                            ("[server]\ndata_port = 65535\nthreads = 2\n[[tenant]]\nname = 'a'\n", "ports up to 65536"),
+                            ("[log]\nlevel = 'chatty'\n", "'level' wants one of debug, info, warning, error"),
+                            ("[log]\nlevel = 3\n", "'level' wants text"), ("[tls]\nauthority = 'x'\n", "certificate and key"),
+                            ("[[tenant]]\nname = 3\n", "'name' wants text"), ("[[tenant]]\nmax_jobs = 0\n", "'max_jobs' wants a whole number from 1"),
+                            ("[[tenant]]\nname = 'a b'\n", "no name for a tenant"),
                             ("[[tenant]]\nname = 'a'\n", "has no key")):
             config = self.folder / "serve.toml"
             config.write_text(text)
