@@ -3,7 +3,9 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 
 #include <fcntl.h>
@@ -25,12 +27,23 @@ int digit(char c) {
   return -1;
 }
 
+// systemd hands a credential over in a directory that only the service's user may enter; since
+// version 254 as 0440 with an access list, where the group's bits stand for the list.
+bool is_credential(const std::string& path) {
+  const char* folder = std::getenv("CREDENTIALS_DIRECTORY");  // NOLINT(concurrency-mt-unsafe)
+  if (folder == nullptr || *folder == '\0') return false;
+  std::error_code ignored;
+  const auto real = std::filesystem::weakly_canonical(path, ignored);
+  return real.parent_path() == std::filesystem::weakly_canonical(folder, ignored);
+}
+
 }  // namespace
 
 Result<ServiceKey> read_key_file(const std::string& path) {
   struct stat status {};
   if (stat(path.c_str(), &status) != 0) return io_error(path);
-  if ((status.st_mode & 077) != 0) {
+  const mode_t not_ours = is_credential(path) ? 037 : 077;
+  if ((status.st_mode & not_ours) != 0) {
     return make_error(Errc::kInvalidArgument,
                       path + ": others may read this key; 'chmod 600' it, or make a new one");
   }

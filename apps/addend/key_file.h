@@ -12,7 +12,8 @@
 
 namespace addend::cli {
 
-/// Refuses a file that others may read.
+/// Refuses a file that others may read. One in $CREDENTIALS_DIRECTORY may be readable by its group,
+/// as systemd makes it.
 Result<ServiceKey> read_key_file(const std::string& path);
 /// Refuses to replace a file.
 Status write_key_file(const std::string& path, const ServiceKey& key);

@@ -14,7 +14,8 @@ constexpr int kUdpSegment = 103, kUdpGro = 104;
 constexpr uint32_t kOutMessages = 64;
 constexpr int kPatienceMs = 2;
 
-void ask_for_buffers(int fd, uint32_t bytes) {
+// Returns what was got for arrivals.
+uint32_t ask_for_buffers(int fd, uint32_t bytes) {
   const int wanted = static_cast<int>(bytes);
   // The privileged variants pass the administrator's limit; without privilege the plain ones give
   // what they can.
@@ -24,6 +25,10 @@ void ask_for_buffers(int fd, uint32_t bytes) {
   if (setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &wanted, sizeof(wanted)) != 0) {
     setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &wanted, sizeof(wanted));
   }
+  int got = 0;
+  socklen_t length = sizeof(got);
+  getsockopt(fd, SOL_SOCKET, SO_RCVBUF, &got, &length);
+  return static_cast<uint32_t>(got) / 2;  // the kernel counts its own overhead as much again
 }
 
 }  // namespace
@@ -34,7 +39,7 @@ Result<UdpSocket> UdpSocket::bind(const Address& address, uint32_t buffer_bytes)
   if (!socket.fd_) return io_error("cannot make a UDP socket");
   const int off = 0, on = 1;
   setsockopt(socket.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
-  ask_for_buffers(socket.fd(), buffer_bytes);
+  socket.receive_buffer_bytes_ = ask_for_buffers(socket.fd(), buffer_bytes);
   if (::bind(socket.fd(), reinterpret_cast<const sockaddr*>(&address.raw), sizeof(address.raw)) !=
       0) {
     return io_error("cannot bind UDP " + address.to_string());

@@ -30,12 +30,15 @@ class UdpSocket {
 
   int fd() const { return fd_.get(); }
   uint16_t port() const { return port_; }
+  /// What the kernel gave for arrivals.
+  uint32_t receive_buffer_bytes() const { return receive_buffer_bytes_; }
   /// Whether the kernel takes super-packets.
   bool segments() const { return segments_; }
 
  private:
   Descriptor fd_;
   uint16_t port_ = 0;
+  uint32_t receive_buffer_bytes_ = 0;
   bool segments_ = false;
 };
 

@@ -11,7 +11,6 @@ namespace {
 
 constexpr uint64_t kMillisecondNs = 1'000'000;
 constexpr uint64_t kStatusEveryNs = 100 * kMillisecondNs;
-constexpr uint32_t kSocketBuffer = 8u << 20;
 
 uint64_t now_ns() {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -36,7 +35,7 @@ class OutboxSink final : public FrameSink {
 
 Result<std::unique_ptr<DataThread>> DataThread::start(const net::Address& address,
                                                       OnEnded on_ended) {
-  auto socket = net::UdpSocket::bind(address, kSocketBuffer);
+  auto socket = net::UdpSocket::bind(address, kBufferBytes);
   if (!socket) return socket.error();
   net::Descriptor wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake) return net::io_error("eventfd");

@@ -20,11 +20,15 @@ class DataThread {
   /// Called on the data thread when an epoch ends by itself.
   using OnEnded = std::function<void(const addend_frame_header& notice)>;
 
+  /// Asked of the kernel for datagrams that wait.
+  static constexpr uint32_t kBufferBytes = 8u << 20;
+
   static Result<std::unique_ptr<DataThread>> start(const net::Address& address, OnEnded on_ended);
   /// Stops at once; what was posted before has run.
   ~DataThread();
 
   uint16_t port() const { return socket_.port(); }
+  uint32_t buffer_bytes() const { return socket_.receive_buffer_bytes(); }
   void post(std::function<void(DataPlane&)> work);
   /// As of the last tenth of a second.
   PlaneStatus status() const;

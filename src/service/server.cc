@@ -32,6 +32,7 @@ class Threads final : public Planes {
 
   uint32_t threads() const override { return static_cast<uint32_t>(threads_.size()); }
   uint16_t port(uint32_t thread) const override { return threads_[thread]->port(); }
+  uint32_t buffer_bytes() const { return threads_[0]->buffer_bytes(); }
   void start(std::shared_ptr<const JobEpoch> job, std::vector<aggregate::Slots> parts) override {
     for (std::size_t t = 0; t < parts.size(); ++t) {
       // std::function wants copies; the part moves on when the work runs, once.
@@ -106,6 +107,7 @@ class RunningServer final : public Server {
                                {"http", std::to_string(http_port())},
                                {"boot", std::to_string(boot_)}};
     log_(LogLevel::kInfo, "server started", fields);
+    warn_of_small_buffers();
     return {};
   }
 
@@ -129,6 +131,16 @@ class RunningServer final : public Server {
   }
 
  private:
+  // Without privilege the kernel gives what its limit allows, and bursts beyond it are lost.
+  void warn_of_small_buffers() const {
+    if (threads_.buffer_bytes() >= DataThread::kBufferBytes) return;
+    const std::string asked = std::to_string(DataThread::kBufferBytes);
+    const LogField fields[] = {{"asked_bytes", asked},
+                               {"got_bytes", std::to_string(threads_.buffer_bytes())},
+                               {"remedy", "sysctl net.core.rmem_max=" + asked}};
+    log_(LogLevel::kWarning, "receive buffers are small", fields);
+  }
+
   // Runs on a data thread.
   void on_ended(const addend_frame_header& notice) {
     const std::lock_guard lock(ended_mutex_);
