@@ -49,7 +49,7 @@ def lossy_tensors(rank: int, world: int) -> list[Any]:
                 expected = torchs_sum(tensor, op)
                 most = torchs_sum(tensor.abs(), op).square().sum()
                 strided = tensor.t() if shape == (64, 257) else tensor
-                all_reduce(strided, op, codec=spec)
+                all_reduce(strided, op, codec=spec, name=f"{spec} {shape} {op}")
                 assert (tensor - expected).square().sum() <= 0.5 * most, (spec, shape, op)
                 out.append(tensor.view(-1).tolist())
     return out
@@ -68,7 +68,7 @@ def sums_that_round(rank: int, world: int) -> list[Any]:
             terms = [torch.empty_like(tensor) for _ in range(world)]
             dist.all_gather(terms, tensor)
             exactly = sum(term.double() for term in terms)
-            all_reduce(tensor, codec=spec)
+            all_reduce(tensor, codec=spec, name=f"{spec} {dtype}")
             error = (tensor.double() - exactly).square().sum() / exactly.square().sum()
             out.append((spec, dtype, float(error), tensor.double().tolist()))
             if "reproducible" in spec:
@@ -147,7 +147,9 @@ def many_pieces(rank: int, world: int) -> list[Any]:
                 whole, turned = tensor.clone(), tensor.clone().t()
                 assert torch.equal(all_reduce(whole, op, codec=spec), expected), (spec, op)
                 assert torch.equal(all_reduce(turned, op, codec=spec), expected.t()), (spec, op)
-    lossy = [all_reduce(integers(rank, (103, 100), dense=True), codec=spec) for spec in LOSSY]
+    lossy = [
+        all_reduce(integers(rank, (103, 100), dense=True), codec=spec, name=spec) for spec in LOSSY
+    ]
     expected = torchs_sum(integers(rank, (103, 100), dense=True))
     for spec, tensor in zip(LOSSY, lossy):
         assert (tensor - expected).square().sum() < 0.4 * expected.square().sum(), spec
@@ -193,7 +195,7 @@ def calls_that_learn(rank: int, world: int) -> list[str]:
         tensor = torch.randint(1, 9, (400, 64), generator=random).float()
         tensor[torch.rand(400, generator=random) > density] = 0
         expected = torchs_sum(tensor)
-        all_reduce(tensor)
+        all_reduce(tensor, name="ever denser")
         assert torch.equal(tensor, expected), call
         after = metrics()
         keys = [key for key in after if key.startswith("mode/")]

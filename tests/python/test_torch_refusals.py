@@ -48,8 +48,15 @@ def bad_arguments(rank: int, world: int) -> None:
         (
             addend.InvalidArgument,
             "feedback",
-            lambda: all_reduce(ones.to_sparse(), codec="quant:feedback=float"),
+            lambda: all_reduce(ones.to_sparse(), codec="quant:feedback=float", name="sparse"),
         ),
+        (
+            addend.InvalidArgument,
+            "residual from call to call: say by name=",
+            lambda: all_reduce(ones, codec="quant:feedback=float"),
+        ),
+        (addend.InvalidArgument, "name 7 is not a name", lambda: all_reduce(ones, name=7)),
+        (addend.InvalidArgument, "name '' is not a name", lambda: all_reduce(ones, name="")),
     ]
     for kind, message, call in wrong:
         with pytest.raises(kind, match=message):
@@ -84,6 +91,7 @@ def disagreements(rank: int) -> dict[str, Callable[[Any], tuple[Any, Callable[[]
         "type": reduces(ones.half() if odd else ones.clone()),
         "type without codec": reduces(ones.double() if odd else ones.clone()),
         "codec": reduces(ones.clone(), codec="dense" if odd else "exact"),
+        "name": reduces(ones.clone(), name="odd" if odd else "even"),
         "op": reduces(ones.clone(), "mean" if odd else "sum"),
         "sparse and dense": reduces(rows.clone() if odd else ones.clone()),
         "sparse shape": reduces(torch.ones(7 if odd else 6, 4).to_sparse(1)),

@@ -11,21 +11,21 @@ import torch
 import torch.distributed as dist
 
 from addend import Codec, InvalidArgument, Unsupported
-from addend.torch import _log
+from addend.torch import _header, _log
 from addend.torch._coder import DTYPES, CodecJob, Coder, Memory, PlainJob, Plan, Run
 from addend.torch._hook import start
 from addend.torch._meter import Meter
 from addend.torch._rollcall import Place
 from addend.torch._shortcut import Shortcut
 from addend.torch._sparse import SparseJob, SparseSums
-from addend.torch._specs import check, tuned
+from addend.torch._specs import check, keeps_residual, kind_of, options_of, tuned, with_option
 from addend.torch._worker import Job, Worker
 
 # Larger tensors go in pieces, so that one is encoded and another decoded while a third travels.
 # Quantising takes longer than looking for zeros, and is worth hiding in smaller pieces.
 _PIECE_ELEMENTS = 16 << 20
 _QUANT_PIECE_ELEMENTS = 1 << 22
-# Of how many shapes we remember what earlier sums showed.
+# Of how many shapes we remember what earlier sums showed, where tensors have no name.
 _MOST_SHAPES = 64
 # Element types that no codec takes, and every backend adds.
 _PLAIN_DTYPES = (torch.float64, torch.int64, torch.int32, torch.int8, torch.uint8)
@@ -101,49 +101,94 @@ class _Sparse(NamedTuple):
     sums: SparseSums
 
 
+class _Kind(NamedTuple):
+    """What is right for one tensor is right for the next of its kind."""
+
+    codec: str
+    op: str
+    dtype: torch.dtype
+    layout: torch.layout
+    device: torch.device
+    shape: torch.Size
+    sparse_dim: int
+
+    def __str__(self) -> str:
+        where = f"{self.dtype} {tuple(self.shape)} on {self.device}"
+        sparse = f", sparse in {self.sparse_dim} dimensions" if self.sparse_dim else ""
+        return f"{where}{sparse}, codec {self.codec!r}, op {self.op!r}"
+
+
+class _Named(NamedTuple):
+    """What a name stands for, and what its calls share."""
+
+    kind: _Kind
+    known: _Dense | _Sparse
+
+
 class _Context:
-    """What calls on one group share: the worker, and codecs that learn from call to call."""
+    """What calls on one group share: the worker, and codecs that learn from call to call.
+
+    State belongs to names, which live as long as the context. Calls without one share what holds
+    for any tensor of their kind, and as much of it as is used often.
+    """
 
     def __init__(self, group: Any, deadline: float) -> None:
         self.worker: Worker = start(group, deadline)
         self.meter = Meter(self.worker.engine.rank)
         self.calls = 0
-        self.known: dict[tuple[Any, ...], _Dense | _Sparse] = {}
+        self.known: dict[_Kind, _Dense | _Sparse] = {}
+        self.named: dict[str, _Named] = {}
 
-    def recall(self, kind: tuple[Any, ...]) -> _Dense | _Sparse | None:
-        """What an earlier call of the kind learnt, if we still have it."""
-        found = self.known.pop(kind, None)
-        if found is not None:
-            self.known[kind] = found  # the latest used
-        return found
+    def recall(self, name: str | None, kind: _Kind) -> _Dense | _Sparse | None:
+        """What earlier calls learnt, if we still have it."""
+        if name is None:
+            found = self.known.pop(kind, None)
+            if found is not None:
+                self.known[kind] = found  # the latest used
+            return found
+        named = self.named.get(name)
+        if named is None:
+            return None
+        if named.kind != kind:
+            raise InvalidArgument(
+                f"name {name!r} stands for {named.kind}; here it is {kind}: another tensor needs"
+                " another name"
+            )
+        return named.known
 
-    def learn(self, kind: tuple[Any, ...], tensor: torch.Tensor, call: _Call) -> _Dense | _Sparse:
-        """For the first call of a kind. The least recently used is forgotten; jobs that still need
-        it keep it alive."""
+    def learn(
+        self, name: str | None, kind: _Kind, tensor: torch.Tensor, call: _Call
+    ) -> _Dense | _Sparse:
+        """For the first call of a name, or of a kind. The least recently used kind is forgotten;
+        jobs that still need it keep it alive."""
         found: _Dense | _Sparse
         if tensor.layout == torch.sparse_coo:
-            found = _Sparse(call, SparseSums(self.worker.engine, call.spec, "tensor"))
+            found = _Sparse(call, SparseSums(self.worker.engine, call.spec, name or "tensor"))
         else:
-            found = self._make_dense(tensor, call)
+            found = self._make_dense(name, tensor, call)
+        if name is not None:
+            self.named[name] = _Named(kind, found)
+            return found
         self.known[kind] = found
         if len(self.known) > _MOST_SHAPES:
             self.known.pop(next(iter(self.known)))
         return found
 
-    def _make_dense(self, tensor: torch.Tensor, call: _Call) -> _Dense:
+    def _make_dense(self, name: str | None, tensor: torch.Tensor, call: _Call) -> _Dense:
         text = (
-            f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device.type}, codec {call.spec},"
-            f" times {call.scale:g}"
+            f"{name or 'tensor'}: {tensor.dtype} {tuple(tensor.shape)} on {tensor.device.type},"
+            f" codec {call.spec}, times {call.scale:g}"
         )
         if tensor.dtype in DTYPES:
-            plan, coder = Plan(text), self._make_coder(tensor, call)
+            plan, coder = Plan(text), self._make_coder(name, tensor, call)
             return _Dense(call, plan, coder, self._make_shortcut(tensor, plan, coder))
         _log.PLAN.info("%s has no codec, travels as it is", tensor.dtype)
         return _Dense(call, Plan(text), None)
 
-    def _make_coder(self, flat: torch.Tensor, call: _Call) -> Coder:
+    def _make_coder(self, name: str | None, flat: torch.Tensor, call: _Call) -> Coder:
         engine = self.worker.engine
-        quantises = call.spec.startswith("quant")
+        quantises = kind_of(call.spec) == "quant"
+        own = 0 if name is None else _header.digest(name)  # names draw numbers of their own
         runs: list[Run] = []
         begin = 0
         for count in piece_sizes(
@@ -155,7 +200,7 @@ class _Context:
                 count=count,
                 world=engine.world,
                 worker=engine.rank,
-                bucket=len(runs),
+                bucket=own ^ len(runs),
                 scale=call.scale if flat.device.type == "cpu" else 1.0,
                 latency_us=engine.link.latency_us,
                 gbit_per_s=engine.link.gbit_per_s,
@@ -212,6 +257,7 @@ def all_reduce(
     op: str = "sum",
     *,
     codec: str = "exact",
+    name: str | None = None,
     group: Any | None = None,
     async_op: bool = False,
     deadline: float = 300.0,
@@ -219,29 +265,33 @@ def all_reduce(
     """Sums (or averages) a dense or sparse COO tensor over a group, in place. Collective.
 
     Returns the tensor, or with `async_op` a `Pending` whose `wait()` returns it. A sparse result is
-    coalesced. On failure the tensor is as it was. All ranks pass the same shape, type, op and
-    codec; a difference is an error on all of them. The first call on a group makes a group of our
-    own beside it and measures the link; its `deadline` counts for the later calls too.
+    coalesced. On failure the tensor is as it was. All ranks pass the same shape, type, op, codec
+    and name; a difference is an error on all of them. The first call on a group makes a group of
+    our own beside it and measures the link; its `deadline` counts for the later calls too.
+
+    `name`: whose sum this is, of all the sums that are made again and again. What is kept from call
+    to call belongs to it: the residual of a codec with feedback, which is refused without a name,
+    and how dense the tensor was. A name stands for one shape, type, op and codec for as long as the
+    group is used.
     """
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgument(f"all_reduce takes a torch tensor, not {type(tensor).__name__}")
-    # What was right for one tensor of a kind is right for the next.
     sparse = tensor.layout == torch.sparse_coo
     plain = sparse or (tensor.layout == torch.strided and tensor.is_contiguous())
-    shape = (tensor.shape, tensor.sparse_dim() if sparse else 0)
-    kind = (codec, op, tensor.dtype, tensor.layout, tensor.device, shape)
+    sparse_dim = tensor.sparse_dim() if sparse else 0
+    kind = _Kind(codec, op, tensor.dtype, tensor.layout, tensor.device, tensor.shape, sparse_dim)
     known: _Dense | _Sparse | None = None
     context = _known_context(group)
     if context is not None and plain and isinstance(codec, str) and deadline > 0:
-        known = context.recall(kind)
+        known = context.recall(name, kind)
     if context is None or known is None:
-        _check_arguments(tensor, op, codec, deadline)
+        _check_arguments(tensor, op, codec, name, deadline)
         context = _context(group, deadline)
         world = context.worker.engine.world
-        spec = tuned(codec)
+        spec = _spec_for(codec, name)
         check(spec, world)
         call = _Call(spec, 1.0 / world if op == "mean" else 1.0)
-        known = context.recall(kind) or context.learn(kind, tensor, call)
+        known = context.recall(name, kind) or context.learn(name, kind, tensor, call)
     context.calls += 1
     if isinstance(known, _Sparse):
         pending, job = _sparse_job(context, tensor, known)
@@ -257,9 +307,22 @@ def all_reduce(
     return pending if async_op else pending.wait()
 
 
-def _check_arguments(tensor: torch.Tensor, op: str, codec: str, deadline: float) -> None:
+def _spec_for(codec: str, name: str | None) -> str:
+    """The spec as it travels. Without a name, the next tensor of a kind may be another one, and
+    what was dense may be sparse: so `exact` looks every time."""
+    spec = tuned(codec)
+    if name is None and kind_of(spec) == "exact":
+        return with_option(spec, "probe", "0")
+    return spec
+
+
+def _check_arguments(
+    tensor: torch.Tensor, op: str, codec: str, name: str | None, deadline: float
+) -> None:
     if op not in ("sum", "mean"):
         raise InvalidArgument(f"op {op!r} is not sum or mean")
+    if name is not None and not (isinstance(name, str) and name):
+        raise InvalidArgument(f"name {name!r} is not a name")
     if not deadline > 0:
         raise InvalidArgument(f"deadline {deadline!r} is not a number of seconds above 0")
     if tensor.layout not in (torch.strided, torch.sparse_coo):
@@ -270,6 +333,10 @@ def _check_arguments(tensor: torch.Tensor, op: str, codec: str, deadline: float)
         raise Unsupported(f"all_reduce of {tensor.dtype}")
     if tensor.dtype not in DTYPES and not _needs_no_codec(tuned(codec), tensor.dtype):
         raise Unsupported(f"codec {codec!r} does not take {tensor.dtype}")
+    if name is None and keeps_residual(tuned(codec)):
+        raise InvalidArgument(
+            f"codec {codec!r} keeps a residual from call to call: say by name= whose sum this is"
+        )
     if op == "mean" and not tensor.is_floating_point():
         raise InvalidArgument(f"the mean of {tensor.dtype} is not of that type")
     if tensor.layout == torch.strided and any(
@@ -280,10 +347,9 @@ def _check_arguments(tensor: torch.Tensor, op: str, codec: str, deadline: float)
 
 def _needs_no_codec(spec: str, dtype: torch.dtype) -> bool:
     """Whether a plain sum keeps the codec's promise."""
-    name, _, options = spec.partition(":")
-    if name == "exact" and dtype.is_floating_point:
-        return "values=reproducible" not in options.split(",")
-    return name in ("dense", "exact")
+    if kind_of(spec) == "exact" and dtype.is_floating_point:
+        return options_of(spec).get("values") != "reproducible"
+    return kind_of(spec) in ("dense", "exact")
 
 
 def _sparse_job(context: _Context, tensor: torch.Tensor, known: _Sparse) -> tuple[Pending, Job]:

@@ -27,6 +27,7 @@ from addend.torch._engine import Engine, tensor_at
 from addend.torch._header import HEADER_BYTES, Greeter, Header, roomy
 from addend.torch._meter import Meter
 from addend.torch._rollcall import Place
+from addend.torch._specs import keeps_residual
 from addend.torch._worker import Job
 from addend.torch._works import Steps, Wait
 
@@ -42,8 +43,7 @@ class SparseSums:
     """What successive sums of one tensor share: the size of the union, and codecs."""
 
     def __init__(self, engine: Engine, spec: str, name: str, seed: int = 0) -> None:
-        given = dict(part.partition("=")[::2] for part in spec.partition(":")[2].split(","))
-        if given.get("feedback", "none") != "none":
+        if keeps_residual(spec):
             raise InvalidArgument(f"{name}: feedback needs dense gradients, this one is sparse")
         self.engine, self.spec, self.name, self.seed = engine, spec, name, seed
         self.step = 0  # of the sum under way

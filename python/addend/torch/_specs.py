@@ -17,14 +17,31 @@ def tuned(spec: str) -> str:
     half a byte each, because here every rank can do table sums."""
     if not isinstance(spec, str):
         raise InvalidArgument(f"codec {spec!r} is not a spec such as 'exact' or 'quant:bits=4'")
-    name, _, options = spec.partition(":")
-    if name != "quant":
+    if kind_of(spec) != "quant":
         return spec
-    given = dict(part.partition("=")[::2] for part in options.split(",") if part)
-    bits = given.get("bits", "4")
-    if "carrier" in given or not bits.isdigit() or int(bits) > MOST_INDEX_BITS:
+    bits = options_of(spec).get("bits", "4")
+    if not bits.isdigit() or int(bits) > MOST_INDEX_BITS:
         return spec
-    return f"{name}:{options}{',' if options else ''}carrier=indices"
+    return with_option(spec, "carrier", "indices")
+
+
+def kind_of(spec: str) -> str:
+    return spec.partition(":")[0]
+
+
+def options_of(spec: str) -> dict[str, str]:
+    return dict(part.partition("=")[::2] for part in spec.partition(":")[2].split(",") if part)
+
+
+def with_option(spec: str, name: str, value: str) -> str:
+    """The spec with an option, unless it says something of its own there."""
+    if name in options_of(spec):
+        return spec
+    return f"{spec}{',' if options_of(spec) else '' if ':' in spec else ':'}{name}={value}"
+
+
+def keeps_residual(spec: str) -> bool:
+    return options_of(spec).get("feedback", "none") != "none"
 
 
 @functools.lru_cache(maxsize=256)

@@ -70,26 +70,45 @@ Cost estimate(Mode mode, const Layout& layout, const Options& options, const Obs
   return cost;
 }
 
+namespace {
+
+struct Choice {
+  Mode mode;
+  double seconds;
+};
+
+double seconds_of(Mode mode, const Layout& layout, const Options& options,
+                  const Observation& seen) {
+  return estimate(mode, layout, options, seen).seconds(layout.network);
+}
+
+/// The best of the modes that look for zeros.
+Choice cheapest_sparse(const Layout& layout, const Options& options, const Observation& seen) {
+  Choice best{Mode::kPacked, seconds_of(Mode::kPacked, layout, options, seen)};
+  for (const Mode mode : std::array{Mode::kTwoLevel, Mode::kSketch}) {
+    if (mode == Mode::kTwoLevel && seen.live_blocks == Observation::kUnknown) continue;
+    const double estimated = seconds_of(mode, layout, options, seen);
+    if (estimated < best.seconds) best = {mode, estimated};
+  }
+  return best;
+}
+
+}  // namespace
+
 Mode choose(const Layout& layout, const Options& options, const Observation& seen) {
   if (options.mode == Mode::kSketch && seen.nonzeros == Observation::kUnknown) return Mode::kPacked;
   if (options.mode != Mode::kAuto) return options.mode;
-  if (seen.nonzeros == Observation::kUnknown || seen.dense_steps >= kProbeInterval) {
-    return Mode::kPacked;
-  }
-  const auto seconds = [&](Mode mode) {
-    return estimate(mode, layout, options, seen).seconds(layout.network);
-  };
-  Mode best = Mode::kPacked;
-  double least = seconds(best);
-  for (const Mode mode : std::array{Mode::kTwoLevel, Mode::kSketch}) {
-    if (mode == Mode::kTwoLevel && seen.live_blocks == Observation::kUnknown) continue;
-    const double estimated = seconds(mode);
-    if (estimated < least) best = mode;
-    least = std::min(least, estimated);
-  }
+  if (seen.nonzeros == Observation::kUnknown) return Mode::kPacked;
+  const Choice sparse = cheapest_sparse(layout, options, seen);
   // Float sums of a dense round depend on the order of addition, which reproducible values exclude.
-  const bool may_be_dense = options.values != Values::kReproducible;
-  return may_be_dense && least >= kLeaveDense * seconds(Mode::kDense) ? Mode::kDense : best;
+  if (options.values == Values::kReproducible) return sparse.mode;
+  const double enough = kLeaveDense * seconds_of(Mode::kDense, layout, options, seen);
+  if (sparse.seconds < enough) return sparse.mode;
+  if (seen.dense_steps < options.probe) return Mode::kDense;
+  Observation empty = seen;
+  empty.nonzeros = empty.live_blocks = empty.element_bits = 0;
+  const bool may_pay = cheapest_sparse(layout, options, empty).seconds < enough;
+  return may_pay ? Mode::kPacked : Mode::kDense;
 }
 
 void count_blocks(const uint64_t* bitmap, uint64_t count, Observation& seen) {

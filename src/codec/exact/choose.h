@@ -37,12 +37,10 @@ struct Cost {
 Cost estimate(Mode mode, const Layout& layout, const Options& options, const Observation& seen);
 
 /// The mode of the next step. Without knowledge of the union this is packed, which gains it; a run
-/// of dense steps is interrupted by a packed one now and then, because dense steps do not show the
-/// union.
+/// of `options.probe` dense steps is interrupted by a packed one, because dense steps do not show
+/// the union. Where even an empty union would not pay there is nothing to look for.
 Mode choose(const Layout& layout, const Options& options, const Observation& seen);
 
-/// Dense steps in a row before the union is looked at again.
-inline constexpr uint64_t kProbeInterval = 128;
 /// Block sizes that the automatic choice compares unless the user gives one.
 inline constexpr std::array<uint64_t, 3> kBlockSizes = {64, 128, 256};
 constexpr bool chooses_block(const Options& options) {

@@ -92,10 +92,25 @@ TEST(Choose, NeverTakesDenseForReproducibleValues) {
 }
 
 TEST(Choose, LooksAtTheUnionAgainAfterARunOfDenseSteps) {
-  Observation seen = scattered(1.0);
-  for (seen.dense_steps = 0; seen.dense_steps < kProbeInterval; ++seen.dense_steps)
-    ASSERT_EQ(choose(layout_on(50, 10), {}, seen), Mode::kDense) << seen.dense_steps;
-  EXPECT_EQ(choose(layout_on(50, 10), {}, seen), Mode::kPacked);
+  for (const uint64_t probe : {uint64_t{0}, uint64_t{1}, Options{}.probe}) {
+    Options options;
+    options.probe = probe;
+    Observation seen = scattered(1.0);
+    for (seen.dense_steps = 0; seen.dense_steps < probe; ++seen.dense_steps)
+      ASSERT_EQ(choose(layout_on(50, 10), options, seen), Mode::kDense) << seen.dense_steps;
+    EXPECT_EQ(choose(layout_on(50, 10), options, seen), Mode::kPacked);
+    // What pays is taken all the same.
+    EXPECT_EQ(choose(layout_on(50, 1), options, full_rows(0.05)), Mode::kTwoLevel);
+  }
+}
+
+TEST(Choose, DoesNotLookWhereEvenAnEmptyUnionWouldNotPay) {
+  Layout layout = layout_on(50, 10);
+  layout.count = 100;  // a round more costs more than all of its bytes
+  Observation seen;
+  seen.nonzeros = layout.count;
+  seen.dense_steps = 1000;
+  EXPECT_EQ(choose(layout, {}, seen), Mode::kDense);
 }
 
 // All workers choose alike only if nothing but the arguments matters.

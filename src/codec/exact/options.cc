@@ -16,6 +16,7 @@ const std::vector<OptionHelp>& exact_options() {
        "elements of a block of the two-level index (auto: 64, 128 or 256; else 64)"},
       {"density", "NUMBER", "expected union density, if known before the first step"},
       {"lanes", "NUMBER", "sketch: elements hashed together, a power of two (1)"},
+      {"probe", "NUMBER", "auto: dense steps in a row before the union is looked at again (128)"},
   };
   return options;
 }
@@ -35,6 +36,8 @@ Result<Options> read_options(const CodecSpec& spec) {
   ADDEND_TRY(density);
   const auto lanes = read_integer(spec, "lanes", 1, 1, 1024);
   ADDEND_TRY(lanes);
+  const auto probe = read_integer(spec, "probe", Options{}.probe, 0, uint64_t{1} << 32);
+  ADDEND_TRY(probe);
   if (!std::has_single_bit(*lanes)) {
     return make_error(Errc::kInvalidArgument, "codec 'exact': lanes must be a power of two");
   }
@@ -49,6 +52,7 @@ Result<Options> read_options(const CodecSpec& spec) {
   options.block = *block;
   options.density = *density;
   options.lanes = static_cast<uint32_t>(*lanes);
+  options.probe = *probe;
   return options;
 }
 
