@@ -144,9 +144,9 @@ ADDEND_API addend_status addend_codec_finish(addend_codec* codec, void* gradient
 ADDEND_API void addend_codec_cancel(addend_codec* codec);
 
 /* Between begin and finish: the sums of this step are without these workers, bit w being worker w
- * (see addend_reducer_missing). A worker that is among them gets the others' sum and keeps its own
- * gradient for the next step if it has error feedback. ADDEND_UNSUPPORTED for codecs that need
- * every worker. */
+ * (see addend_reducer_missing). The mean of the others stands for their gradients: a worker that is
+ * among them gets the others' sum and drops its gradient; what error feedback kept before the step
+ * it still keeps. ADDEND_UNSUPPORTED for codecs that need every worker. */
 ADDEND_API addend_status addend_codec_set_missing(addend_codec* codec, uint64_t workers);
 
 /* What a restarted worker needs to go on bit for bit (residuals, step). `*size` is set to the bytes

@@ -149,10 +149,10 @@ class Codec {
   virtual void cancel() = 0;
 
   /// Tells the codec, between begin and finish, that the sums of this step are without these
-  /// workers: bit w is worker w (see Reducer::missing). If this worker is among them it gets the
-  /// others' sum, and keeps all of its contribution for the next step if it has error feedback;
-  /// otherwise its gradient is lost. kUnsupported for codecs whose sum is only right with every
-  /// worker in it.
+  /// workers: bit w is worker w (see Reducer::missing). The mean of the others stands for their
+  /// gradients, so each counts once: a worker that is among them gets the others' sum and drops its
+  /// gradient; what error feedback kept before the step it still keeps. kUnsupported for codecs
+  /// whose sum is only right with every worker in it.
   virtual Status set_missing(uint64_t workers) = 0;
 
   /// What a restarted worker needs so that its results go on bit for bit, and back; between steps

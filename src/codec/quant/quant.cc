@@ -13,6 +13,9 @@
 namespace addend::quant {
 namespace {
 
+// The prescale that keeps any rotation of finite elements in float's range.
+constexpr float kFarDown = 0x1p-64f;
+
 // Signs must stay while a residual lives in rotated coordinates; every so often it is turned to new
 // ones, because coordinates that are clipped under one set of signs stay clipped while it lasts.
 constexpr uint64_t kFeedbackSignPeriod = 8;

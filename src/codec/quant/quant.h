@@ -30,8 +30,6 @@ Result<std::unique_ptr<Codec>> create_quant(const CodecSpec& spec, const Layout&
 /// The power of two that brings a block's norm near 1 before rotation, or 1 where nothing can
 /// overflow.
 float prescale_of(float norm);
-/// The one that keeps any rotation of finite elements in float's range.
-inline constexpr float kFarDown = 0x1p-64f;
 
 class QuantCodec final : public SteppedCodec {
  public:
@@ -96,7 +94,6 @@ class QuantCodec final : public SteppedCodec {
   void sample(uint64_t b);
   void decode_block(uint64_t b, double contributors, void* gradient);
   void keep_residual(uint64_t b);
-  void keep_everything(uint64_t b);
   void turn_residual();
 
   const Options options_;

@@ -57,14 +57,15 @@ void QuantCodec::decode_block(uint64_t b, double contributors, void* gradient) {
   }
 }
 
-// What this worker's levels did not say stays behind for the next step: everything, if they are not
-// in the sum. The levels are found again (rounding is a function of the seeds), so that a step that
-// is cancelled has changed nothing.
+// What this worker's levels did not say stays behind for the next step. The levels are found again
+// (rounding is a function of the seeds), so that a step that is cancelled has changed nothing.
+//
+// If they are not in the sum, the contributors' mean stands for this worker's gradient, which is
+// thereby counted: keeping it would count it again. What the worker owed before, it still owes.
 void QuantCodec::keep_residual(uint64_t b) {
   const Block& at = blocks_[b];
   const Part& part = parts_[b];
-  if (part.broken) return;
-  if (excluded_) return keep_everything(b);
+  if (part.broken || excluded_) return;
   auto* rotated = rotated_.as<float>();
   auto* scratch = scratch_.as<float>();
   if (part.norm == 0) {
@@ -78,21 +79,6 @@ void QuantCodec::keep_residual(uint64_t b) {
   for (uint64_t i = 0; i < at.size; ++i)
     scratch[i] = (rotated[i] - scratch[i]) / prescale;
   residual_.store(b, at.place, at.size, scratch);
-}
-
-// The norms may not know of this worker, so its own elements say what prescale they need. A block
-// that no float can hold is lost like a broken one: its residual stays as it was.
-void QuantCodec::keep_everything(uint64_t b) {
-  const Block& at = blocks_[b];
-  auto* rotated = rotated_.as<float>();
-  for (const float prescale : {1.0f, kFarDown}) {
-    load_rotated(b, prescale);
-    for (uint64_t i = 0; i < at.size; ++i)
-      rotated[i] /= prescale;
-    if (!std::all_of(rotated, rotated + at.size, [](float x) { return std::isfinite(x); }))
-      continue;
-    return residual_.store(b, at.place, at.size, rotated);
-  }
 }
 
 // At the end of a sign period the residual moves to the next period's coordinates.
