@@ -45,9 +45,11 @@ aggregate::SlotsOptions slots_of(const JobOptions& options, bool floats_allowed)
   return slots;
 }
 
+// Two banks a slot, a key for each worker, and the positions that each worker may bring and get.
 uint64_t memory_of(const JobOptions& options) {
   return uint64_t{options.slots} * 2 * (uint64_t{options.payload_bytes} + 64) +
-         uint64_t{options.world} * options.payload_bytes;
+         uint64_t{options.world} * options.payload_bytes +
+         uint64_t{options.world} * options.slots * 2 * sizeof(uint32_t);
 }
 
 // Where workers go on together: for each slot the turns that all of them have done. Nobody can be
@@ -136,7 +138,7 @@ Status Registry::admit(const TenantOptions& tenant, const JobOptions& options) c
   if (jobs > tenant.max_jobs) return beyond("jobs", jobs, tenant.max_jobs);
   if (slots > tenant.max_slots) return beyond("slots", slots, tenant.max_slots);
   if (memory > tenant.max_memory_bytes) {
-    return beyond("bytes of slots", memory, tenant.max_memory_bytes);
+    return beyond("bytes of slots and positions", memory, tenant.max_memory_bytes);
   }
   // A trial of one slot tells whether the rest makes sense.
   aggregate::SlotsOptions trial = slots_of(options, true);
@@ -175,8 +177,20 @@ Result<Registry::Job*> Registry::job_to_join(const std::string& identity,
   if (tenant == nullptr || (identity != tenant->name && identity != tenant->name + "/" + name)) {
     return make_error(Errc::kUnavailable, "'" + identity + "' may not join job " + name);
   }
+  // Before a job is made for it, which nobody would ever leave.
+  if (join.worker >= join.job.world || join.udp_port == 0 || join.udp_port > 65535) {
+    return make_error(Errc::kInvalidArgument, "no such worker or port");
+  }
   const Key key{tenant->name, name};
-  if (jobs_.count(key) == 0) {
+  const auto known = jobs_.find(key);
+  const uint32_t slots = known == jobs_.end() ? join.job.slots : known->second.options.slots;
+  if (join.positions != 0 && join.positions != slots) {
+    return make_error(Errc::kMismatch, "job " + name + " has " + std::to_string(slots) +
+                                           " slots now, and worker " + std::to_string(join.worker) +
+                                           " comes with positions of " +
+                                           std::to_string(join.positions));
+  }
+  if (known == jobs_.end()) {
     if (identity != tenant->name) return make_error(Errc::kUnavailable, "no job named " + name);
     // Workers take floats where they may; where not, they send integers.
     addend_control_job wanted = join.job;
@@ -193,22 +207,19 @@ Result<Registry::Job*> Registry::job_to_join(const std::string& identity,
                                            std::to_string(join.job.world) + " workers, job " +
                                            name + " has " + std::to_string(job.options.world));
   }
-  if (join.worker >= job.options.world || join.udp_port == 0 || join.udp_port > 65535) {
-    return make_error(Errc::kInvalidArgument, "no such worker or port");
-  }
   return &job;
 }
 
 Status Registry::join(ConnectionId from, const std::string& identity, const net::Address& peer,
                       const addend_control_join& join, std::vector<uint32_t> positions) {
+  const auto before = workers_.find(from);
+  if (before != workers_.end() && before->second.second != net::get_text(join.job.name)) {
+    return make_error(Errc::kInvalidArgument, "a connection joins one job");
+  }
   auto found = job_to_join(identity, join);
   if (!found) return found.error();
   Job& job = **found;
   const Key key{job.tenant, job.options.name};
-  const auto before = workers_.find(from);
-  if (before != workers_.end() && before->second != key) {
-    return make_error(Errc::kInvalidArgument, "a connection joins one job");
-  }
   // Whoever joins a running epoch has lost it, so the others cannot finish it either.
   if (job.epoch != 0) end_epoch(job, ADDEND_NOTICE_CLOSED, join.worker);
   Member& member = job.members[join.worker];
@@ -315,7 +326,7 @@ Status Registry::send_welcomes(Job& job, const JobEpoch& epoch, const auth::Secr
     if (!own) return own.error();
     std::memcpy(welcome.worker_secret, own->bytes().data(), auth::Secret::kBytes);
     job.members[w].ready = false;
-    job.members[w].positions.clear();
+    job.members[w].positions = std::vector<uint32_t>();  // clear() would keep the memory
     mail_.send(job.members[w].connection, ADDEND_CONTROL_WELCOME, bytes_of(welcome),
                resume.positions);
   }

@@ -98,7 +98,9 @@ class RegistryTest : public ::testing::Test {
     return join;
   }
   Status join(ConnectionId from, uint32_t worker, std::vector<uint32_t> positions = {}) {
-    return registry_.join(from, "one", peer_, message("ring", worker), std::move(positions));
+    addend_control_join join = message("ring", worker);
+    join.positions = static_cast<uint32_t>(positions.size());
+    return registry_.join(from, "one", peer_, join, std::move(positions));
   }
   void start_ring() {
     ASSERT_TRUE(join(10, 0));
@@ -216,6 +218,55 @@ TEST_F(RegistryTest, PlacesTooFarApartCannotBeJoined) {
   ASSERT_TRUE(join(11, 1, std::vector<uint32_t>(10, 3)));
   EXPECT_EQ(mail_.of(ADDEND_CONTROL_WELCOME)[0].as<addend_control_welcome>().flags,
             ADDEND_CONTROL_FRESH);
+}
+
+TEST_F(RegistryTest, PositionsOfAnotherNumberOfSlotsAreRefused) {
+  ASSERT_TRUE(join(10, 0));
+  const Status status = join(11, 1, std::vector<uint32_t>(65536, 5));
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().code, Errc::kMismatch);
+  EXPECT_NE(status.error().message.find("10 slots"), std::string::npos);
+}
+
+TEST_F(RegistryTest, PositionsCountAgainstTheMemoryOfATenant) {
+  // Few bytes of payload, so that a job of many workers is mostly their positions.
+  addend_control_job job = message("wide", 0, 64, 8).job;
+  job.payload_bytes = 8;
+  uint32_t jobs = 0;
+  TenantOptions small;
+  small.name = "small";
+  small.max_jobs = small.max_slots = 1000;
+  small.max_memory_bytes = 1 << 16;
+  Registry registry{
+      {small}, 77, planes_, mail_, [](LogLevel, std::string_view, std::span<const LogField>) {}};
+  for (; jobs < 1000; ++jobs) {
+    net::put_text(job.name, "wide" + std::to_string(jobs));
+    const Status status = registry.create("small", job);
+    if (status) continue;
+    EXPECT_EQ(status.error().code, Errc::kCapacity);
+    break;
+  }
+  EXPECT_LE(jobs * 64 * 8 * sizeof(uint32_t), small.max_memory_bytes);
+  EXPECT_GT(jobs, 5u);
+}
+
+TEST_F(RegistryTest, AJoinThatIsRefusedLeavesNoJob) {
+  const auto refused = [&](ConnectionId from, const addend_control_join& join) {
+    return !registry_.join(from, "one", peer_, join, std::vector<uint32_t>(join.positions));
+  };
+  EXPECT_TRUE(refused(10, message("a", 2)));
+  addend_control_join bad = message("b", 0);
+  bad.udp_port = 0;
+  EXPECT_TRUE(refused(10, bad));
+  bad.udp_port = 65536;
+  EXPECT_TRUE(refused(10, bad));
+  bad = message("c", 0);
+  bad.positions = 11;
+  EXPECT_TRUE(refused(10, bad));
+  EXPECT_TRUE(registry_.empty());
+  ASSERT_TRUE(join(10, 0));
+  EXPECT_TRUE(refused(10, message("d", 0)));
+  EXPECT_EQ(registry_.jobs().size(), 1u);
 }
 
 TEST_F(RegistryTest, TenantsHaveLimits) {
