@@ -123,7 +123,7 @@ void add_job_command(CLI::App& app, Exit& exit) {
   list->callback([options, &exit] { exit.code = run_list(*options); });
   CLI::App* drain =
       command->add_subcommand("drain", "Let a job's workers finish, and no new ones in");
-  drain->add_option("name", options->job.name)->required();
+  drain->add_option("name", options->job.name, "or TENANT/NAME, for who sees all")->required();
   add_access_options(*drain, options->access);
   drain->callback([options, &exit] { exit.code = run_drain(*options); });
   command->footer(

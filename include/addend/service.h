@@ -95,7 +95,8 @@ struct JobInfo {
 /// `access` says where the server is and who asks.
 Status create_job(const ServiceAccess& access, const JobOptions& job);
 Result<std::vector<JobInfo>> list_jobs(const ServiceAccess& access);
-/// No worker may join any more; the job goes when the last one leaves.
+/// No worker may join any more; the job goes when the last one leaves. `name` is that of a job of
+/// one's own, or "tenant/name" for who sees all; without a tenant, the only job of that name.
 Status drain_job(const ServiceAccess& access, const std::string& name);
 
 /// 32 bytes from the system's generator.

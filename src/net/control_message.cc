@@ -24,8 +24,9 @@ std::optional<Layout> layout_of(uint16_t type) {
     case ADDEND_CONTROL_TABLE:
       return Layout{sizeof(addend_control_table), false};
     case ADDEND_CONTROL_CREATE:
-    case ADDEND_CONTROL_DRAIN:
       return Layout{sizeof(addend_control_job), false};
+    case ADDEND_CONTROL_DRAIN:
+      return Layout{sizeof(addend_control_drain), false};
     case ADDEND_CONTROL_TABLE_IS:
       return Layout{sizeof(addend_control_number), false};
     case ADDEND_CONTROL_ENDED:

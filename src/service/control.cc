@@ -256,8 +256,7 @@ Status Control::handle(Connection& connection, const net::ControlMessage& messag
       list(connection);
       return {};
     case ADDEND_CONTROL_DRAIN:
-      ADDEND_TRY(registry_->drain(connection.identity,
-                                  net::get_text(message.as<addend_control_job>().name)));
+      ADDEND_TRY(registry_->drain(connection.identity, message.as<addend_control_drain>()));
       net::append_control(connection.out, ADDEND_CONTROL_DONE);
       return {};
     default:

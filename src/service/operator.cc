@@ -20,18 +20,29 @@ Status expect_done(auth::ControlClient& client) {
   return make_error(Errc::kMalformed, "the server answered something else");
 }
 
-Status ask(const ServiceAccess& access, addend_control_type type, const addend_control_job& job) {
+template <typename T>
+Status ask(const ServiceAccess& access, addend_control_type type, const T& body) {
   auto client = auth::ControlClient::connect(access, soon());
   if (!client) return client.error();
-  ADDEND_TRY((*client)->send(type, job, {}, soon()));
+  ADDEND_TRY((*client)->send(type, body, {}, soon()));
   return expect_done(**client);
+}
+
+// A name that was cut would be another one.
+Status put_name(std::span<char> field, const std::string& name) {
+  if (name.size() >= field.size()) {
+    return make_error(Errc::kInvalidArgument,
+                      "'" + name + "' is too long: names have at most 63 letters");
+  }
+  net::put_text(field, name);
+  return {};
 }
 
 }  // namespace
 
 Status create_job(const ServiceAccess& access, const JobOptions& options) {
   addend_control_job job{};
-  net::put_text(job.name, options.name);
+  ADDEND_TRY(put_name(job.name, options.name));
   job.world = options.world;
   job.slots = options.slots;
   job.payload_bytes = options.payload_bytes;
@@ -46,9 +57,11 @@ Status create_job(const ServiceAccess& access, const JobOptions& options) {
 }
 
 Status drain_job(const ServiceAccess& access, const std::string& name) {
-  addend_control_job job{};
-  net::put_text(job.name, name);
-  return ask(access, ADDEND_CONTROL_DRAIN, job);
+  addend_control_drain which{};
+  const std::size_t slash = name.find('/');
+  if (slash != std::string::npos) ADDEND_TRY(put_name(which.tenant, name.substr(0, slash)));
+  ADDEND_TRY(put_name(which.name, slash == std::string::npos ? name : name.substr(slash + 1)));
+  return ask(access, ADDEND_CONTROL_DRAIN, which);
 }
 
 Result<std::vector<JobInfo>> list_jobs(const ServiceAccess& access) {

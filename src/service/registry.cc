@@ -422,19 +422,33 @@ void Registry::remove_if_done(const Key& key) {
   jobs_.erase(key);
 }
 
-Status Registry::drain(const std::string& identity, const std::string& name) {
+Result<Registry::Key> Registry::job_to_drain(const std::string& identity,
+                                             const addend_control_drain& which) const {
+  const std::string name = net::get_text(which.name), of = net::get_text(which.tenant);
   const TenantOptions* tenant = tenant_of(identity);
-  for (auto& [key, job] : jobs_) {
-    const bool own = tenant != nullptr && identity == tenant->name &&
-                     (tenant->sees_all || key.first == tenant->name);
-    if (!own || key.second != name) continue;
-    job.draining = true;
-    log(LogLevel::kInfo, "job draining", job, ADDEND_FRAME_EVERYONE);
-    const Key copy = key;
-    remove_if_done(copy);
-    return {};
+  std::vector<Key> found;
+  for (const auto& [key, job] : jobs_) {
+    const bool allowed = tenant != nullptr && identity == tenant->name &&
+                         (tenant->sees_all || key.first == tenant->name);
+    if (!allowed || key.second != name || (!of.empty() && key.first != of)) continue;
+    if (of.empty() && key.first == identity) return key;
+    found.push_back(key);
   }
-  return make_error(Errc::kInvalidArgument, "no job named " + name);
+  if (found.size() == 1) return found[0];
+  if (found.empty()) return make_error(Errc::kInvalidArgument, "no job named " + name);
+  return make_error(Errc::kInvalidArgument, "several tenants have a job named " + name + ": say " +
+                                                found[0].first + "/" + name + " or " +
+                                                found[1].first + "/" + name);
+}
+
+Status Registry::drain(const std::string& identity, const addend_control_drain& which) {
+  const auto key = job_to_drain(identity, which);
+  if (!key) return key.error();
+  Job& job = jobs_.at(*key);
+  job.draining = true;
+  log(LogLevel::kInfo, "job draining", job, ADDEND_FRAME_EVERYONE);
+  remove_if_done(*key);
+  return {};
 }
 
 void Registry::close() {

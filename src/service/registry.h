@@ -71,7 +71,7 @@ class Registry {
   void lost(ConnectionId from);
   /// An epoch ended in the data plane.
   void ended(const addend_frame_header& notice);
-  Status drain(const std::string& identity, const std::string& name);
+  Status drain(const std::string& identity, const addend_control_drain& which);
 
   /// Takes nobody in any more; jobs without workers go.
   void close();
@@ -105,6 +105,7 @@ class Registry {
 
   const TenantOptions* tenant_of(const std::string& identity) const;
   Status admit(const TenantOptions& tenant, const JobOptions& options) const;
+  Result<Key> job_to_drain(const std::string& identity, const addend_control_drain& which) const;
   Result<Job*> job_to_join(const std::string& identity, const addend_control_join& join);
   Status start_epoch(Job& job);
   Result<std::shared_ptr<JobEpoch>> make_epoch(const Job& job, const auth::Secret& secret) const;

@@ -97,6 +97,12 @@ class RegistryTest : public ::testing::Test {
     join.udp_port = 5000 + worker;
     return join;
   }
+  static addend_control_drain which(const char* name, const char* tenant = "") {
+    addend_control_drain drain{};
+    net::put_text(drain.name, name);
+    net::put_text(drain.tenant, tenant);
+    return drain;
+  }
   Status join(ConnectionId from, uint32_t worker, std::vector<uint32_t> positions = {}) {
     addend_control_join join = message("ring", worker);
     join.positions = static_cast<uint32_t>(positions.size());
@@ -349,12 +355,33 @@ TEST_F(RegistryTest, EqualTablesHaveOneNumber) {
 
 TEST_F(RegistryTest, ADrainedJobTakesNobodyAndGoesWithItsLastWorker) {
   start_ring();
-  EXPECT_FALSE(registry_.drain("two", "ring"));
-  EXPECT_TRUE(registry_.drain("boss", "ring"));
+  EXPECT_FALSE(registry_.drain("two", which("ring")));
+  EXPECT_FALSE(registry_.drain("boss", which("ring", "two")));
+  EXPECT_TRUE(registry_.drain("boss", which("ring")));
   EXPECT_FALSE(join(12, 0));
   registry_.leave(10);
   registry_.leave(11);
   EXPECT_TRUE(registry_.empty());
+}
+
+TEST_F(RegistryTest, WhoSeesAllSaysWhoseJobIsDrained) {
+  const auto make = [&](const char* tenant) {
+    EXPECT_TRUE(registry_.create(tenant, message("ring", 0).job));
+  };
+  make("one");
+  make("two");
+  const Status unclear = registry_.drain("boss", which("ring"));
+  ASSERT_FALSE(unclear);
+  EXPECT_NE(unclear.error().message.find("one/ring or two/ring"), std::string::npos)
+      << unclear.error().message;
+  EXPECT_FALSE(registry_.drain("one", which("ring", "two")));
+  EXPECT_TRUE(registry_.drain("boss", which("ring", "two")));
+  ASSERT_EQ(registry_.jobs().size(), 1u);
+  EXPECT_EQ(registry_.jobs()[0].tenant, "one");
+  make("two");
+  make("boss");
+  EXPECT_TRUE(registry_.drain("boss", which("ring")));  // its own
+  EXPECT_EQ(registry_.jobs().size(), 2u);
 }
 
 TEST_F(RegistryTest, ClosingEndsEverythingAndLeavesNothingBehind) {

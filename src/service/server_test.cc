@@ -68,6 +68,12 @@ TEST_F(ServerTest, JobsAreCreatedListedAndDrained) {
   ASSERT_TRUE(drain_job(lab, "a"));
   EXPECT_EQ(list_jobs(lab)->size(), 1u);
   EXPECT_FALSE(drain_job(lab, "a"));
+  EXPECT_FALSE(drain_job(access("root", key_of(2)), "root/b"));
+  EXPECT_TRUE(drain_job(access("root", key_of(2)), "lab/b"));
+  EXPECT_TRUE(list_jobs(lab)->empty());
+  const std::string too_long(64, 'x');
+  EXPECT_FALSE(create_job(lab, job_named(too_long)));
+  EXPECT_FALSE(drain_job(lab, too_long));
 }
 
 TEST_F(ServerTest, AWrongKeyIsRefusedAndLogged) {

@@ -19,7 +19,7 @@ typedef enum addend_control_type {
   ADDEND_CONTROL_LEAVE = 3,    /* worker: done, nothing is wrong; no body */
   ADDEND_CONTROL_CREATE = 4,   /* operator: addend_control_job; answered by DONE */
   ADDEND_CONTROL_LIST = 5,     /* operator: no body; answered by JOB ... DONE */
-  ADDEND_CONTROL_DRAIN = 6,    /* operator: addend_control_job, only its name; answered by DONE */
+  ADDEND_CONTROL_DRAIN = 6,    /* operator: addend_control_drain; answered by DONE */
   ADDEND_CONTROL_WELCOME = 7,  /* server: addend_control_welcome, then `positions` numbers */
   ADDEND_CONTROL_TABLE_IS = 8, /* server: addend_control_number */
   ADDEND_CONTROL_ENDED = 9,    /* server: addend_control_ended; the epoch is over */
@@ -49,6 +49,11 @@ typedef struct addend_control_job {
   uint32_t reserved; /* 0 */
   uint8_t key[ADDEND_CONTROL_KEY_BYTES];
 } addend_control_job;
+
+typedef struct addend_control_drain {
+  char name[ADDEND_CONTROL_NAME_BYTES];
+  char tenant[ADDEND_CONTROL_NAME_BYTES]; /* whose job; empty: the asker's, or the only one */
+} addend_control_drain;
 
 typedef struct addend_control_join {
   addend_control_job job; /* made if the tenant has none of that name */

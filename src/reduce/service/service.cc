@@ -328,6 +328,9 @@ Status check(const ServiceReducerOptions& options) {
   if (options.worker >= options.world) {
     return make_error(Errc::kInvalidArgument, "worker numbers go from 0 to world - 1");
   }
+  if (options.job.size() >= ADDEND_CONTROL_NAME_BYTES) {
+    return make_error(Errc::kInvalidArgument, "a job's name has at most 63 letters");
+  }
   return {};
 }
 
