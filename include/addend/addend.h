@@ -302,6 +302,8 @@ ADDEND_API addend_status addend_mesh_message(const addend_mesh* mesh, uint64_t e
 ADDEND_API addend_status addend_mesh_sum(const addend_mesh* mesh, uint64_t exchange,
                                          uint64_t offset, const addend_plane* planes,
                                          uint32_t count);
+/* Nobody asks for the exchange any more, done or not; its memory serves later ones. Every exchange
+ * must be released: with 4096 that are not, addend_mesh_start returns ADDEND_CAPACITY. */
 ADDEND_API addend_status addend_mesh_release(addend_mesh* mesh, uint64_t exchange);
 
 /* One codec's way through its rounds over a mesh, in the caller's thread. Both outlive it. */

@@ -88,6 +88,7 @@ class Mesh:
         return Bytes(piece.data or 0, piece.size)
 
     def release(self, exchange: int) -> None:
+        """Nobody asks for it any more, done or not."""
         check(library.mesh_release(self._handle, exchange))
 
     def ring(self) -> None:

@@ -40,12 +40,17 @@ Result<std::unique_ptr<Mesh>> Mesh::create(std::span<const int> sockets, uint32_
   return std::unique_ptr<Mesh>(new Mesh(sockets, rank, bell));
 }
 
+std::size_t Mesh::place(uint64_t exchange) const {
+  const auto at = std::lower_bound(
+      exchanges_.begin(), exchanges_.end(), exchange,
+      [](const std::unique_ptr<Exchange>& one, uint64_t number) { return one->number < number; });
+  return static_cast<std::size_t>(at - exchanges_.begin());
+}
+
 const Mesh::Exchange* Mesh::find(uint64_t exchange) const {
-  if (exchanges_.empty() || exchange < exchanges_.front()->number || exchange >= started_) {
-    return nullptr;
-  }
-  const Exchange* found = exchanges_[exchange - exchanges_.front()->number].get();
-  return found->released ? nullptr : found;
+  const std::size_t at = place(exchange);
+  if (at == exchanges_.size() || exchanges_[at]->number != exchange) return nullptr;
+  return exchanges_[at]->released ? nullptr : exchanges_[at].get();
 }
 Mesh::Exchange* Mesh::find(uint64_t exchange) {
   return const_cast<Exchange*>(std::as_const(*this).find(exchange));
@@ -63,6 +68,12 @@ Result<uint64_t> Mesh::start(std::span<const std::span<const uint8_t>> pieces) {
     length = aligned(length) + piece.size();
   if (length > kMaxMessageBytes) {
     return make_error(Errc::kCapacity, "a message of " + std::to_string(length) + " bytes");
+  }
+  if (exchanges_.size() >= kMaxExchanges) {
+    return make_error(Errc::kCapacity,
+                      std::to_string(exchanges_.size()) +
+                          " exchanges are under way or not released, from number " +
+                          std::to_string(exchanges_.front()->number) + " on");
   }
   if (spare_.empty()) {
     spare_.push_back(std::make_unique<Exchange>());
@@ -92,7 +103,7 @@ Result<uint64_t> Mesh::start(std::span<const std::span<const uint8_t>> pieces) {
 Status Mesh::write(uint32_t rank) {
   Peer& peer = peers_[rank];
   while (rank != rank_ && peer.writing < started_) {
-    Exchange& exchange = *exchanges_[peer.writing - exchanges_.front()->number];
+    Exchange& exchange = *exchanges_[place(peer.writing)];
     const Message& own = exchange.messages[rank_];
     Frame frame{own.length, exchange.number};
     // The frame, then the message; what of them was written before is skipped.
@@ -115,6 +126,7 @@ Status Mesh::write(uint32_t rank) {
     peer.written = 0;
     ++peer.writing;
     --exchange.writing;
+    reclaim(exchange);
   }
   return {};
 }
@@ -134,7 +146,7 @@ Result<bool> Mesh::read_frame(uint32_t rank) {
   if (peer.incoming.exchange != peer.reading || peer.incoming.length > kMaxMessageBytes) {
     return lost(rank, "carries something else than messages in order");
   }
-  Message& message = exchanges_[peer.reading - exchanges_.front()->number]->messages[rank];
+  Message& message = exchanges_[place(peer.reading)]->messages[rank];
   ADDEND_TRY(message.bytes.reserve(peer.incoming.length));
   message.length = peer.incoming.length;
   return true;
@@ -149,7 +161,7 @@ Status Mesh::read(uint32_t rank) {
       if (!whole) return whole.error();
       if (!*whole) return {};
     }
-    Exchange& exchange = *exchanges_[peer.reading - exchanges_.front()->number];
+    Exchange& exchange = *exchanges_[place(peer.reading)];
     Message& message = exchange.messages[rank];
     uint64_t at = peer.read - sizeof(Frame);
     while (at < message.length) {
@@ -167,6 +179,7 @@ Status Mesh::read(uint32_t rank) {
     peer.read = 0;
     ++peer.reading;
     --exchange.reading;
+    reclaim(exchange);
   }
   return {};
 }
@@ -190,7 +203,7 @@ Result<bool> Mesh::wait(uint64_t number, std::chrono::nanoseconds patience) {
   for (;;) {
     if (!broken_.empty()) return make_error(Errc::kUnavailable, broken_);
     ADDEND_TRY(progress());
-    if (exchange->reading == 0 && exchange->writing == 0) return true;
+    if (exchange->done()) return true;
     const auto now = Clock::now();
     const auto left = until - now;
     if (left <= left.zero()) return false;
@@ -212,7 +225,7 @@ Result<bool> Mesh::wait(uint64_t number, std::chrono::nanoseconds patience) {
     if (bell_ >= 0 && events.back().revents != 0) {
       hush(bell_);
       ADDEND_TRY(progress());
-      return exchange->reading == 0 && exchange->writing == 0;
+      return exchange->done();
     }
   }
 }
@@ -264,15 +277,19 @@ Status Mesh::sum(uint64_t number, uint64_t offset, std::span<Plane> planes) cons
 
 Status Mesh::release(uint64_t number) {
   Exchange* exchange = find(number);
-  if (exchange == nullptr || exchange->reading != 0 || exchange->writing != 0) {
-    return make_error(Errc::kInvalidArgument, "there is no such exchange, or it is not done");
+  if (exchange == nullptr) {
+    return make_error(Errc::kInvalidArgument, "exchange " + std::to_string(number) + " is unknown");
   }
   exchange->released = true;
-  while (!exchanges_.empty() && exchanges_.front()->released) {
-    spare_.push_back(std::move(exchanges_.front()));
-    exchanges_.pop_front();
-  }
+  reclaim(*exchange);
   return {};
+}
+
+void Mesh::reclaim(const Exchange& exchange) {
+  if (!exchange.released || !exchange.done()) return;
+  const auto at = exchanges_.begin() + static_cast<std::ptrdiff_t>(place(exchange.number));
+  spare_.push_back(std::move(*at));
+  exchanges_.erase(at);
 }
 
 }  // namespace addend

@@ -6,7 +6,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <span>
 #include <string>
@@ -19,6 +18,7 @@
 namespace addend {
 
 /// One rank's end. All ranks start the same exchanges in the same order; several may be under way.
+/// Whoever starts an exchange owns its messages and releases it; its memory then serves later ones.
 /// One thread at a time.
 class Mesh {
  public:
@@ -26,6 +26,8 @@ class Mesh {
   static constexpr uint64_t kMaxMessageBytes = uint64_t{1} << 30;
   /// Pieces of a message begin at multiples of this.
   static constexpr uint64_t kAlign = 64;
+  /// Exchanges that may be under way or not released: more than that, and somebody forgets to.
+  static constexpr std::size_t kMaxExchanges = 4096;
 
   /// `sockets`: a connected stream socket to every other rank, by rank; that of `rank` is not
   /// looked at. `bell`: a wait ends early when this non-blocking descriptor becomes readable, and
@@ -38,7 +40,7 @@ class Mesh {
   uint32_t rank() const { return rank_; }
 
   /// Starts to send everyone a message made of `pieces`, which are copied. Returns the exchange's
-  /// number.
+  /// number. kCapacity beyond kMaxMessageBytes or kMaxExchanges.
   Result<uint64_t> start(std::span<const std::span<const uint8_t>> pieces);
 
   /// Moves bytes until the exchange is done (every rank's message is here, and ours is on its way
@@ -54,7 +56,8 @@ class Mesh {
   /// written, if a message has not exactly this length.
   Status sum(uint64_t exchange, uint64_t offset, std::span<Plane> planes) const;
 
-  /// Forgets an exchange that is done.
+  /// Nobody asks for the exchange any more, done or not: what of it is still under way travels on,
+  /// and its memory is used again as soon as all of it has. kInvalidArgument if it is unknown.
   Status release(uint64_t exchange);
 
  private:
@@ -71,6 +74,8 @@ class Mesh {
     uint32_t reading = 0, writing = 0;  // peers that it still waits for, and owes
     bool released = false;
     std::vector<Message> messages;  // by rank
+
+    bool done() const { return reading == 0 && writing == 0; }
   };
   struct Peer {
     int socket = -1;
@@ -81,8 +86,13 @@ class Mesh {
 
   Mesh(std::span<const int> sockets, uint32_t rank, int bell);
 
+  /// Null if there is none, or if it is released.
   Exchange* find(uint64_t exchange);
   const Exchange* find(uint64_t exchange) const;
+  /// Where the exchange is or would be in exchanges_.
+  std::size_t place(uint64_t exchange) const;
+  /// Keeps the memory of an exchange that is released and done, for the next one.
+  void reclaim(const Exchange& exchange);
   /// Reads and writes what can be without waiting.
   Status progress();
   Status write(uint32_t rank);
@@ -93,8 +103,8 @@ class Mesh {
   uint32_t rank_;
   int bell_;
   std::vector<Peer> peers_;
-  std::deque<std::unique_ptr<Exchange>> exchanges_;  // the oldest first
-  std::vector<std::unique_ptr<Exchange>> spare_;     // for their memory
+  std::vector<std::unique_ptr<Exchange>> exchanges_;  // under way or not released, by number
+  std::vector<std::unique_ptr<Exchange>> spare_;      // for their memory
   uint64_t started_ = 0;
   std::string broken_;  // why nothing works any more
 };

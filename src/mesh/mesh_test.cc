@@ -2,6 +2,7 @@
 #include "mesh/mesh.h"
 
 #include <random>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -79,6 +80,56 @@ TEST(Mesh, ExchangesOverlapAndEndInAnyOrder) {
       EXPECT_FALSE(mesh.message(exchanges[i], 0));
       EXPECT_FALSE(mesh.release(exchanges[i]));
     }
+  });
+}
+
+TEST(Mesh, MemoryIsUsedAgainBehindAnExchangeThatIsKept) {
+  on_all(2, [](Mesh& mesh) {
+    const uint64_t kept = start(mesh, {bytes(1, 10)});
+    EXPECT_TRUE(*mesh.wait(kept, 60s));
+    std::set<const uint8_t*> places;
+    for (uint64_t i = 0; i < 300; ++i) {
+      const uint64_t exchange = start(mesh, {bytes(i, 100'000)});
+      EXPECT_TRUE(*mesh.wait(exchange, 60s));
+      for (uint32_t rank = 0; rank < 2; ++rank)
+        places.insert(mesh.message(exchange, rank)->data());
+      EXPECT_TRUE(mesh.release(exchange));
+    }
+    EXPECT_EQ(places.size(), 2u);  // one for each rank's message
+    EXPECT_EQ(message(mesh, kept, 0), bytes(1, 10));
+  });
+}
+
+TEST(Mesh, AnExchangeThatNobodyWaitsForEndsByItself) {
+  on_all(3, [](Mesh& mesh) {
+    std::set<const uint8_t*> places;
+    for (uint64_t i = 0; i < 300; ++i) {
+      const uint64_t left = start(mesh, {bytes(i, 50'000 * mesh.rank())});
+      EXPECT_TRUE(mesh.release(left));
+      EXPECT_FALSE(mesh.wait(left, 0s));
+      const uint64_t exchange = start(mesh, {bytes(i + mesh.rank(), 70'000)});
+      EXPECT_TRUE(*mesh.wait(exchange, 60s));
+      for (uint32_t rank = 0; rank < 3; ++rank) {
+        EXPECT_EQ(message(mesh, exchange, rank), bytes(i + rank, 70'000));
+        places.insert(mesh.message(exchange, rank)->data());
+      }
+      EXPECT_TRUE(mesh.release(exchange));
+    }
+    EXPECT_LE(places.size(), 12u);  // two exchanges, whose messages have grown once
+  });
+}
+
+TEST(Mesh, RefusesExchangesThatPileUp) {
+  on_all(2, [](Mesh& mesh) {
+    for (uint32_t i = 0; i < Mesh::kMaxExchanges; ++i) {
+      ASSERT_TRUE(*mesh.wait(start(mesh, {bytes(i, 10)}), 60s));
+    }
+    const auto refused = mesh.start({});
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, Errc::kCapacity);
+    EXPECT_NE(refused.error().message.find("not released"), std::string::npos);
+    EXPECT_TRUE(mesh.release(17));
+    EXPECT_TRUE(*mesh.wait(start(mesh, {bytes(1, 10)}), 60s));
   });
 }
 
@@ -180,7 +231,7 @@ TEST(Mesh, RefusesBadArguments) {
   EXPECT_FALSE(mesh->wait(0, 0s));
   const uint64_t exchange = start(*mesh, {bytes(1, 10)});
   EXPECT_FALSE(mesh->message(exchange, 1));
-  EXPECT_FALSE(mesh->release(exchange));
+  EXPECT_FALSE(mesh->release(exchange + 1));
 }
 
 }  // namespace

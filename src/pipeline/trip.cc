@@ -15,8 +15,6 @@ Status Trip::begin(void* gradient, std::span<const uint8_t> header, const Option
   if (at_ != At::kHome) return make_error(Errc::kInvalidArgument, "the trip is under way already");
   if (options.alike_bytes > header.size())
     return make_error(Errc::kInvalidArgument, "a header has at most its own bytes in common");
-  if (held_) ADDEND_TRY(mesh_->release(exchange_));
-  held_ = false;
   gradient_ = gradient;
   header_.assign(header.begin(), header.end());
   options_ = options;
@@ -62,7 +60,6 @@ Status Trip::start() {
   const auto exchange = mesh_->start(std::span(pieces).first(count));
   if (!exchange) return exchange.error();
   exchange_ = *exchange;
-  held_ = true;
   at_ = greets ? At::kGreeting : At::kTravelling;
   return {};
 }
@@ -108,9 +105,8 @@ Result<TripState> Trip::run(std::chrono::nanoseconds patience) {
           const uint64_t offset = greets ? header_.size() : 0;
           ADDEND_TRY(mesh_->sum(exchange_, offset, {round_.begin(), round_.size}));
         }
-        held_ = false;
-        ADDEND_TRY(mesh_->release(exchange_));
         at_ = carried_ || !more_ ? At::kReduced : At::kLarge;
+        ADDEND_TRY(mesh_->release(exchange_));
         break;
       }
       case At::kLarge:
@@ -146,6 +142,7 @@ void Trip::reduced() {
 
 void Trip::cancel() {
   if (at_ == At::kHome) return;
+  if (under_way()) static_cast<void>(mesh_->release(exchange_));  // fails for strangers' only
   if (at_ != At::kBegun) codec_->cancel();
   at_ = At::kHome;
 }

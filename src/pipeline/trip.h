@@ -55,19 +55,20 @@ class Trip {
   Result<TripState> run(std::chrono::nanoseconds patience);
   /// After kLarge: the round is reduced.
   void reduced();
-  /// Abandons what is under way.
+  /// Abandons what is under way, and gives back its exchange.
   void cancel();
 
   /// The round under way or done last, from 1; 0 before the first. Thread-safe.
   uint32_t round_number() const { return round_number_.load(std::memory_order_relaxed); }
   const Round& round() const { return round_; }
-  /// After kDifferent, and until the next begin: whose messages begin with the headers.
+  /// After kDifferent, and until cancel: whose messages begin with the headers.
   uint64_t exchange() const { return exchange_; }
   std::span<const Span> spans() const { return spans_; }
 
  private:
   enum class At : uint8_t { kHome, kBegun, kEncoded, kGreeting, kTravelling, kLarge, kReduced };
 
+  bool under_way() const { return at_ == At::kGreeting || at_ == At::kTravelling; }
   Status start();
   Status next_round();
   bool alike() const;
@@ -83,8 +84,7 @@ class Trip {
   bool more_ = false;     // round_ is to be reduced
   bool carried_ = false;  // it travels over the mesh
   std::atomic<uint32_t> round_number_ = 0;
-  uint64_t exchange_ = 0;
-  bool held_ = false;  // the exchange is not released yet
+  uint64_t exchange_ = 0;  // its own while it is greeting or travelling
   std::chrono::steady_clock::time_point sent_{};
   std::vector<Span> spans_;
 };

@@ -170,6 +170,29 @@ TEST(Trip, SeesThatHeadersDiffer) {
   });
 }
 
+TEST(Trip, AbandonedTripsLeaveNothingWithTheMesh) {
+  on_all("dense", [&](uint32_t rank, Mesh& mesh, Codec& codec) {
+    auto mine = gradient(rank, 0);
+    const std::vector<uint8_t> header(64, static_cast<uint8_t>(rank));
+    for (std::size_t i = 0; i <= Mesh::kMaxExchanges; ++i) {
+      Trip waiting(mesh, codec);
+      ASSERT_TRUE(waiting.begin(mine.data(), kHeader, {false, 64, 0}));
+      ASSERT_TRUE(waiting.run(0s));
+      waiting.cancel();
+      Trip different(mesh, codec);  // all ranks go on together from here
+      ASSERT_TRUE(different.begin(mine.data(), header, {false, 64, 0}));
+      const auto state = different.run(60s);
+      ASSERT_TRUE(state) << state.error().message;
+      ASSERT_EQ(*state, TripState::kDifferent);
+    }
+    Trip trip(mesh, codec);
+    ASSERT_TRUE(trip.begin(mine.data(), kHeader, {false, 64, 1 << 30}));
+    ASSERT_EQ(*trip.run(60s), TripState::kSummed);
+    ASSERT_TRUE(codec.finish(mine.data()));
+    EXPECT_EQ(mine, sum(0));
+  });
+}
+
 TEST(Trip, RefusesMisuse) {
   on_all("exact", [&](uint32_t rank, Mesh& mesh, Codec& codec) {
     Trip trip(mesh, codec);

@@ -113,7 +113,7 @@ class Engine:
         self.world: int = dist.get_world_size(self.group)
         self.rank: int = dist.get_rank(self.group)
         self._pool = Pool(pinned=self.device.type == "cuda")
-        self._read: list[int] = []  # exchanges whose messages somebody may still read
+        self._read: list[int] = []  # its own exchanges whose messages somebody may still read
         self._lent: list[torch.Tensor] = []  # the same, of the group
 
     # ---- collectives of bytes, wherever the backend wants them
