@@ -215,7 +215,7 @@ typedef struct addend_service_options {
   uint32_t world;         /* 1 to 64 */
   uint32_t worker;        /* from 0 */
   uint32_t slots;         /* contributions in flight; 512 */
-  uint32_t payload_bytes; /* 1408 for an MTU of 1500, 8832 for 9000 */
+  uint32_t payload_bytes; /* at most: 1408 for an MTU of 1500, 8832 for 9000 */
   uint32_t quorum;        /* 0: every worker must contribute */
   uint64_t patience_ns;   /* 0: until the caller's deadline */
   uint64_t join_timeout_ns;

@@ -102,7 +102,8 @@ struct ServiceReducerOptions {
   uint32_t world = 1;  ///< 1 to 64
   uint32_t worker = 0;
   uint32_t slots = 512;  ///< contributions in flight; counts if this worker's join makes the job
-  uint32_t payload_bytes = 1408;         ///< 1408 for an MTU of 1500, 8832 for 9000; likewise
+  /// At most, likewise: 1408 for an MTU of 1500, 8832 for 9000. Less where a path carries less.
+  uint32_t payload_bytes = 1408;
   std::chrono::nanoseconds patience{0};  ///< likewise; 0: until the caller's deadline
   /// Likewise; 0: every worker must contribute. Otherwise a step goes on without the workers that
   /// are not there when patience ends, if at least so many are: see Reducer::missing.

@@ -78,7 +78,7 @@ struct JobOptions {
   std::string name;
   uint32_t world = 0;
   uint32_t slots = 512;
-  uint32_t payload_bytes = 1408;
+  uint32_t payload_bytes = 1408;  ///< at most; less where some worker's path carries less
   bool floats = true;
   std::chrono::nanoseconds patience{0};  ///< 0: a turn waits for ever
   uint32_t quorum = 0;

@@ -35,6 +35,10 @@ std::optional<Layout> layout_of(uint16_t type) {
       return Layout{sizeof(addend_control_failed), false};
     case ADDEND_CONTROL_JOB:
       return Layout{sizeof(addend_control_status), false};
+    case ADDEND_CONTROL_PROBE:
+      return Layout{sizeof(addend_control_probe), false};
+    case ADDEND_CONTROL_PATH:
+      return Layout{sizeof(addend_control_path), false};
     case ADDEND_CONTROL_LEAVE:
     case ADDEND_CONTROL_LIST:
     case ADDEND_CONTROL_DONE:

@@ -31,6 +31,15 @@ uint32_t ask_for_buffers(int fd, uint32_t bytes) {
   return static_cast<uint32_t>(got) / 2;  // the kernel counts its own overhead as much again
 }
 
+// Routers and this machine's own stack then drop what is longer than the path carries, instead of
+// cutting it: a fragment that is lost costs the whole datagram, and many firewalls lose them all.
+// The stack tells EMSGSIZE as soon as it knows.
+void forbid_fragments(int fd) {
+  const int v4 = IP_PMTUDISC_DO, v6 = IPV6_PMTUDISC_DO;
+  setsockopt(fd, IPPROTO_IP, IP_MTU_DISCOVER, &v4, sizeof(v4));
+  setsockopt(fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, &v6, sizeof(v6));
+}
+
 }  // namespace
 
 Result<UdpSocket> UdpSocket::bind(const Address& address, uint32_t buffer_bytes) {
@@ -40,6 +49,7 @@ Result<UdpSocket> UdpSocket::bind(const Address& address, uint32_t buffer_bytes)
   const int off = 0, on = 1;
   setsockopt(socket.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
   socket.receive_buffer_bytes_ = ask_for_buffers(socket.fd(), buffer_bytes);
+  forbid_fragments(socket.fd());
   if (::bind(socket.fd(), reinterpret_cast<const sockaddr*>(&address.raw), sizeof(address.raw)) !=
       0) {
     return io_error("cannot bind UDP " + address.to_string());
@@ -177,7 +187,13 @@ void Outbox::flush() {
       waited = true;
       continue;
     }
-    // This one cannot go (no route, no room); the others may.
+    // This one cannot go (no route, no room, too long); the others may. Of a super-packet whose
+    // datagrams are too long, kernels before 6.14 say that it is invalid.
+    const bool super = messages_[sent].msg_hdr.msg_controllen > 0;
+    if (errno == EMSGSIZE || (errno == EINVAL && super)) {
+      ++too_long_;
+      too_long_to_ = slots_[sent].to;
+    }
     ++dropped_;
     ++sent;
   }

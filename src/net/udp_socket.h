@@ -6,7 +6,9 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <sys/socket.h>
@@ -25,7 +27,7 @@ inline constexpr uint32_t kMaxSuperBytes = 65507;
 class UdpSocket {
  public:
   /// Binds to `address`, port 0 for any. `buffer_bytes` are asked of the kernel in each direction;
-  /// it may give less.
+  /// it may give less. Datagrams travel whole or not at all: no fragments.
   static Result<UdpSocket> bind(const Address& address, uint32_t buffer_bytes);
 
   int fd() const { return fd_.get(); }
@@ -86,6 +88,10 @@ class Outbox {
   /// network would.
   void flush();
   uint64_t dropped() const { return dropped_; }
+  /// Of those that were dropped, the ones that are longer than the path to their receiver carries.
+  uint64_t too_long() const { return too_long_; }
+  /// A receiver of such datagrams since the last call, if there were any.
+  std::optional<Address> take_too_long() { return std::exchange(too_long_to_, std::nullopt); }
 
  private:
   struct Slot;
@@ -94,7 +100,8 @@ class Outbox {
   std::vector<Slot> slots_;
   std::vector<mmsghdr> messages_;
   uint32_t size_ = 0;
-  uint64_t dropped_ = 0;
+  uint64_t dropped_ = 0, too_long_ = 0;
+  std::optional<Address> too_long_to_;
 };
 
 }  // namespace addend::net

@@ -86,6 +86,22 @@ TEST(UdpSocket, ManySmallBatchesKeepTheirOrder) {
     EXPECT_TRUE(std::equal(bytes[i].begin(), bytes[i].end(), datagrams[i].begin()));
 }
 
+TEST(UdpSocket, WhatIsTooLongForThePathIsCountedAndTheRestGoes) {
+  const UdpSocket sender = loopback_socket(), receiver = loopback_socket();
+  const Address to = *resolve("127.0.0.1", receiver.port());
+  const std::vector<uint8_t> longer(70000, 1), shorter(100, 2);
+  Outbox outbox(sender);
+  EXPECT_FALSE(outbox.take_too_long());
+  outbox.add(to, longer, 70000);
+  outbox.add(to, shorter, 100);
+  outbox.flush();
+  EXPECT_EQ(outbox.too_long(), 1u);
+  EXPECT_EQ(outbox.dropped(), 1u);
+  EXPECT_TRUE(outbox.take_too_long() == to);
+  EXPECT_FALSE(outbox.take_too_long());
+  EXPECT_EQ(receive_all(receiver, 1), std::vector<std::vector<uint8_t>>{shorter});
+}
+
 TEST(Address, ReadsHostsAndPorts) {
   EXPECT_EQ(resolve("127.0.0.1:80")->to_string(), "127.0.0.1:80");
   EXPECT_EQ(resolve("[::1]:7")->to_string(), "[::1]:7");

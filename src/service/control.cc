@@ -238,6 +238,8 @@ Status Control::handle(Connection& connection, const net::ControlMessage& messag
       return registry_->join(connection.id, connection.identity, connection.peer, join,
                              message.numbers());
     }
+    case ADDEND_CONTROL_PATH:
+      return registry_->path(connection.id, message.as<addend_control_path>());
     case ADDEND_CONTROL_TABLE: {
       const auto number = registry_->table(connection.id, message.as<addend_control_table>());
       if (!number) return number.error();

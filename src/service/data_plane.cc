@@ -74,6 +74,24 @@ void DataPlane::remove(uint32_t epoch) {
   latest_ = nullptr;
 }
 
+void DataPlane::expect(const std::shared_ptr<Probe>& probe, uint32_t thread) {
+  std::erase_if(probes_, [](const auto& one) { return one.second.probe.expired(); });
+  probes_[probe->number] = {probe, uint64_t{1} << thread};
+}
+
+void DataPlane::end_path(const net::Address& worker) {
+  for (auto& [epoch, part] : parts_) {
+    const std::vector<net::Address>& workers = part.job->workers;
+    const auto found = std::find(workers.begin(), workers.end(), worker);
+    if (found == workers.end() || part.slots.ended()) continue;
+    aggregate::Reply reply;
+    part.slots.end(ADDEND_NOTICE_PATH, static_cast<uint32_t>(found - workers.begin()), reply);
+    note_end(reply);
+    reply_to_everyone(part, reply);
+  }
+  flush();
+}
+
 DataPlane::Part* DataPlane::find(uint32_t epoch) {
   if (latest_ != nullptr && latest_->job->slots.epoch == epoch) return latest_;
   const auto found = parts_.find(epoch);
@@ -106,6 +124,11 @@ bool DataPlane::read(const net::Address& from, std::span<const uint8_t> datagram
     return false;
   }
   header = addend_frame_read(datagram.data());
+  if (header.kind == ADDEND_FRAME_PROBE) {
+    const addend_refusal refusal = echo(from, header, datagram);
+    if (refusal != ADDEND_REFUSAL_NONE) ++status_.refused[refusal];
+    return false;
+  }
   const auto bytes = static_cast<uint32_t>(datagram.size());
   const addend_refusal malformed = addend_contribution_check(&header, bytes);
   Part* part = malformed == ADDEND_REFUSAL_NONE ? find(header.epoch) : nullptr;
@@ -121,6 +144,35 @@ bool DataPlane::read(const net::Address& from, std::span<const uint8_t> datagram
   arrival.part = part;
   arrival.bytes = datagram;
   return true;
+}
+
+addend_refusal DataPlane::echo(const net::Address& from, const addend_frame_header& header,
+                               std::span<const uint8_t> datagram) {
+  if (header.magic != ADDEND_FRAME_MAGIC || header.version != ADDEND_FRAME_VERSION) {
+    return ADDEND_REFUSAL_MAGIC;
+  }
+  const auto payload = datagram.subspan(ADDEND_FRAME_HEADER_BYTES);
+  if (header.length != payload.size()) return ADDEND_REFUSAL_LENGTH;
+  const auto expected = probes_.find(header.epoch);
+  const auto probe = expected == probes_.end() ? nullptr : expected->second.probe.lock();
+  if (probe == nullptr || probe->boot != header.boot) return ADDEND_REFUSAL_EPOCH;
+  if (header.length > probe->payload_bytes) return ADDEND_REFUSAL_LENGTH;
+  addend_frame_header wire = header;
+  addend_frame_swap(&wire);
+  if (!probe->key.verify(wire, payload)) return ADDEND_REFUSAL_TAG;
+  if (!(probe->worker == from)) {
+    probe->misdirected = true;
+    return ADDEND_REFUSAL_SOURCE;
+  }
+  probe->heard |= expected->second.thread;
+  uint32_t left = probe->echoes;
+  while (left > 0 && !probe->echoes.compare_exchange_weak(left, left - 1)) {
+  }
+  if (left == 0) return ADDEND_REFUSAL_RATE;
+  aggregate::Reply reply{aggregate::Audience::kSender, header, payload};
+  reply.header.kind = ADDEND_FRAME_ECHO;
+  reply_to_one(probe->key, from, reply);
+  return ADDEND_REFUSAL_NONE;
 }
 
 // Cheap checks first, so that a flood of forgeries costs little; nothing is remembered of a frame
@@ -179,7 +231,7 @@ void DataPlane::reply(Part& part, uint32_t sender, const aggregate::Reply& reply
     case aggregate::Audience::kNobody:
       return;
     case aggregate::Audience::kSender:
-      return reply_to_one(part, sender, reply);
+      return reply_to_one(part.job->result_key, part.job->workers[sender], reply);
     case aggregate::Audience::kEveryone:
       return reply_to_everyone(part, reply);
   }
@@ -198,14 +250,15 @@ void DataPlane::reply_to_everyone(Part& part, const aggregate::Reply& reply) {
   super_bytes_ += bytes;
 }
 
-void DataPlane::reply_to_one(Part& part, uint32_t worker, const aggregate::Reply& reply) {
+void DataPlane::reply_to_one(const auth::FrameKey& key, const net::Address& to,
+                             const aggregate::Reply& reply) {
   const std::size_t bytes = ADDEND_FRAME_HEADER_BYTES + reply.payload.size();
   if (single_bytes_ + bytes > singles_.size()) flush();
   uint8_t* frame = singles_.data() + single_bytes_;
   write_frame(reply, frame);
-  tag_frames(part.job->result_key, {frame, bytes}, bytes);
+  tag_frames(key, {frame, bytes}, bytes);
   single_bytes_ += bytes;
-  sink_.send(part.job->workers[worker], {frame, bytes}, static_cast<uint32_t>(bytes));
+  sink_.send(to, {frame, bytes}, static_cast<uint32_t>(bytes));
   ++status_.sent_packets;
   status_.sent_bytes += bytes;
 }

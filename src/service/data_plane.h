@@ -14,6 +14,7 @@
 #include "aggregate/slots.h"
 #include "auth/frame_key.h"
 #include "net/address.h"
+#include "service/probe.h"
 
 namespace addend::service {
 
@@ -60,6 +61,10 @@ class DataPlane {
   /// Ends an epoch, and tells its workers.
   void end(uint32_t epoch, addend_notice why, uint32_t worker);
   void remove(uint32_t epoch);
+  /// Echoes a worker's probes while it holds on to `probe`. `thread` is what they are heard as.
+  void expect(const std::shared_ptr<Probe>& probe, uint32_t thread);
+  /// The path to a worker does not carry what is sent to it: ends its epoch, and tells all.
+  void end_path(const net::Address& worker);
 
   /// Datagrams in a row, all of `segment` bytes (at least 1) but the last, which may be shorter; no
   /// bytes are an empty one. Any bytes are safe; replies wait for flush, or for a full buffer.
@@ -94,13 +99,16 @@ class DataPlane {
   // Whether it may be authentic; counts why not.
   bool read(const net::Address& from, std::span<const uint8_t> datagram, uint64_t now_ns,
             Arrival& arrival);
+  addend_refusal echo(const net::Address& from, const addend_frame_header& header,
+                      std::span<const uint8_t> datagram);
   addend_refusal admit(Part& part, const addend_frame_header& header, const net::Address& from,
                        uint64_t now_ns) const;
   // Lets the slots decide about those that are. REQUIRES: no more than are verified at once.
   void take(std::span<const Arrival> arrivals, uint64_t now_ns);
   void reply(Part& part, uint32_t sender, const aggregate::Reply& reply);
   void reply_to_everyone(Part& part, const aggregate::Reply& reply);
-  void reply_to_one(Part& part, uint32_t worker, const aggregate::Reply& reply);
+  void reply_to_one(const auth::FrameKey& key, const net::Address& to,
+                    const aggregate::Reply& reply);
   void flush_super();
   void note_end(const aggregate::Reply& reply);
 
@@ -108,6 +116,11 @@ class DataPlane {
   std::unordered_map<uint32_t, Part> parts_;
   Part* latest_ = nullptr;  // most datagrams are of the same job as the one before
   uint32_t patient_jobs_ = 0;
+  struct Expected {
+    std::weak_ptr<Probe> probe;
+    uint64_t thread;  // its bit
+  };
+  std::unordered_map<uint32_t, Expected> probes_;
   PlaneStatus status_;
   std::vector<addend_frame_header> ended_;
 

@@ -262,6 +262,96 @@ TEST_F(DataPlaneTest, ATurnThatTimesOutEndsTheEpochAndSaysSo) {
   EXPECT_EQ(replies(1)[0].size(), std::size_t{ADDEND_FRAME_HEADER_BYTES});
 }
 
+// A probe as a worker sends it; the key is that of job_secret.
+std::vector<uint8_t> probe_frame(const Probe& probe, uint32_t payload_bytes) {
+  addend_frame_header header{};
+  header.magic = ADDEND_FRAME_MAGIC;
+  header.version = ADDEND_FRAME_VERSION;
+  header.kind = ADDEND_FRAME_PROBE;
+  header.epoch = probe.number;
+  header.boot = probe.boot;
+  header.slot = 3;
+  header.length = static_cast<uint16_t>(payload_bytes);
+  std::vector<uint8_t> bytes(sizeof(header) + payload_bytes, 0);
+  addend_frame_swap(&header);
+  header.tag =
+      addend_be64(probe.key.tag(header, std::span<const uint8_t>(bytes).subspan(sizeof(header))));
+  std::memcpy(bytes.data(), &header, sizeof(header));
+  return bytes;
+}
+
+std::shared_ptr<Probe> make_probe(uint32_t number) {
+  auto probe = std::make_shared<Probe>();
+  probe->number = number;
+  probe->boot = 9;
+  probe->payload_bytes = 64;
+  probe->worker = address_of(1);
+  probe->key = *auth::FrameKey::create(job_secret(), 64);
+  return probe;
+}
+
+TEST_F(DataPlaneTest, AProbeComesBackAsLongAsItWas) {
+  auto probe = make_probe(70);
+  plane_.expect(probe, 5);
+  for (const uint32_t length : {64u, 8u}) {
+    receive(1, probe_frame(*probe, length));
+    const std::vector<uint8_t>& echo = replies(1).back();
+    ASSERT_EQ(echo.size(), ADDEND_FRAME_HEADER_BYTES + length);
+    addend_frame_header wire;
+    std::memcpy(&wire, echo.data(), sizeof(wire));
+    EXPECT_EQ(wire.kind, ADDEND_FRAME_ECHO);
+    EXPECT_EQ(addend_be16(wire.slot), 3);
+    EXPECT_TRUE(probe->key.verify(wire, std::span<const uint8_t>(echo).subspan(sizeof(wire))));
+  }
+  EXPECT_EQ(probe->heard, uint64_t{1} << 5);
+  EXPECT_EQ(plane_.status().refused, (std::array<uint64_t, ADDEND_REFUSAL_COUNT>{}));
+}
+
+TEST_F(DataPlaneTest, OnlyProbesThatAreExpectedAndAuthenticAreEchoed) {
+  auto probe = make_probe(70);
+  plane_.expect(probe, 0);
+  std::vector<uint8_t> forged = probe_frame(*probe, 64);
+  forged.back() ^= 1;
+  receive(1, forged);
+  EXPECT_EQ(refused(ADDEND_REFUSAL_TAG), 1u);
+  receive(1, probe_frame(*make_probe(71), 64));
+  EXPECT_EQ(refused(ADDEND_REFUSAL_EPOCH), 1u);
+  std::vector<uint8_t> cut = probe_frame(*probe, 64);
+  cut.pop_back();
+  receive(1, cut);
+  EXPECT_EQ(refused(ADDEND_REFUSAL_LENGTH), 1u);
+  EXPECT_EQ(probe->heard, 0u);
+  EXPECT_FALSE(probe->misdirected);
+  receive(2, probe_frame(*probe, 64));  // an address translation, say
+  EXPECT_EQ(refused(ADDEND_REFUSAL_SOURCE), 1u);
+  EXPECT_TRUE(probe->misdirected);
+  probe->echoes = 1;
+  receive(1, probe_frame(*probe, 64));
+  receive(1, probe_frame(*probe, 64));
+  EXPECT_EQ(refused(ADDEND_REFUSAL_RATE), 1u);
+  EXPECT_EQ(all_replies(), 1u);
+  const std::vector<uint8_t> late = probe_frame(*probe, 64);
+  probe.reset();
+  receive(1, late);
+  EXPECT_EQ(refused(ADDEND_REFUSAL_EPOCH), 2u);
+  EXPECT_EQ(all_replies(), 1u);
+}
+
+TEST_F(DataPlaneTest, APathThatNoLongerCarriesFramesEndsItsEpochOnly) {
+  start(42);
+  plane_.end_path(*net::resolve("10.9.9.9", 1));
+  EXPECT_TRUE(plane_.take_ended().empty());
+  plane_.end_path(address_of(2));
+  const auto ended = plane_.take_ended();
+  ASSERT_EQ(ended.size(), 1u);
+  EXPECT_EQ(ended[0].worker, 2);
+  EXPECT_EQ(ended[0].op, ADDEND_NOTICE_PATH);
+  for (uint32_t w = 0; w < kWorld; ++w)
+    EXPECT_EQ(replies(w).size(), 1u);
+  plane_.end_path(address_of(2));
+  EXPECT_TRUE(plane_.take_ended().empty());
+}
+
 TEST_F(DataPlaneTest, JobsDoNotMix) {
   start(42);
   const auto first = job_;

@@ -25,7 +25,8 @@ class OutboxSink final : public FrameSink {
     outbox_.add(to, bytes, segment);
   }
   void flush() override { outbox_.flush(); }
-  uint64_t dropped() const { return outbox_.dropped(); }
+  const net::Outbox& outbox() const { return outbox_; }
+  std::optional<net::Address> take_too_long() { return outbox_.take_too_long(); }
 
  private:
   net::Outbox outbox_;
@@ -103,11 +104,13 @@ void DataThread::run() {
       next_expiry_ns = now + kMillisecondNs;
     }
     plane.flush();
+    if (const auto worker = sink.take_too_long()) plane.end_path(*worker);
     for (const addend_frame_header& notice : plane.take_ended())
       on_ended_(notice);
     if (now >= next_status_ns) {
       PlaneStatus status = plane.status();
-      dropped_.store(sink.dropped(), std::memory_order_relaxed);
+      dropped_.store(sink.outbox().dropped(), std::memory_order_relaxed);
+      too_long_.store(sink.outbox().too_long(), std::memory_order_relaxed);
       const std::lock_guard lock(mutex_);
       status_ = std::move(status);
       next_status_ns = now + kStatusEveryNs;

@@ -33,6 +33,7 @@ class DataThread {
   /// As of the last tenth of a second.
   PlaneStatus status() const;
   uint64_t dropped() const { return dropped_.load(std::memory_order_relaxed); }
+  uint64_t too_long() const { return too_long_.load(std::memory_order_relaxed); }
 
  private:
   DataThread(net::UdpSocket socket, net::Descriptor wake, OnEnded on_ended);
@@ -44,7 +45,7 @@ class DataThread {
   net::Descriptor wake_;
   OnEnded on_ended_;
   std::atomic<bool> stop_{false};
-  std::atomic<uint64_t> dropped_{0};
+  std::atomic<uint64_t> dropped_{0}, too_long_{0};
   mutable std::mutex mutex_;
   std::vector<std::function<void(DataPlane&)>> posted_;  // guarded by mutex_
   PlaneStatus status_;                                   // guarded by mutex_

@@ -2,6 +2,7 @@
 #include "service/registry.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "net/control_message.h"
@@ -228,12 +229,90 @@ Status Registry::join(ConnectionId from, const std::string& identity, const net:
   member.address = peer;
   member.address.set_port(static_cast<uint16_t>(join.udp_port));
   member.positions = std::move(positions);
-  member.ready = true;
+  member.payload_bytes = 0;
   workers_[from] = key;
   log(LogLevel::kInfo, "worker joined", job, join.worker);
-  const bool all =
-      std::all_of(job.members.begin(), job.members.end(), [](const Member& m) { return m.ready; });
+  return ask_for_path(job, join.worker);
+}
+
+Status Registry::ask_for_path(Job& job, uint32_t worker) {
+  Member& member = job.members[worker];
+  auto secret = auth::random_secret();
+  auto number = auth::random_number();
+  if (!secret || !number) return secret ? number.error() : secret.error();
+  auto key = auth::FrameKey::create(*secret, job.options.payload_bytes);
+  if (!key) return key.error();
+  member.probe = std::make_shared<Probe>();
+  member.probe->number = *number;
+  member.probe->boot = boot_;
+  member.probe->payload_bytes = job.options.payload_bytes;
+  member.probe->worker = member.address;
+  member.probe->key = *std::move(key);
+  planes_.expect(member.probe);
+  addend_control_probe message{};
+  message.number = *number;
+  message.boot = boot_;
+  message.payload_bytes = job.options.payload_bytes;
+  message.threads = std::min(planes_.threads(), job.options.slots);
+  for (uint32_t t = 0; t < message.threads; ++t)
+    message.port[t] = planes_.port(t);
+  std::memcpy(message.secret, secret->bytes().data(), auth::Secret::kBytes);
+  mail_.send(member.connection, ADDEND_CONTROL_PROBE, bytes_of(message), {});
+  return {};
+}
+
+Status Registry::path(ConnectionId from, const addend_control_path& path) {
+  const auto found = workers_.find(from);
+  if (found == workers_.end()) {
+    return make_error(Errc::kUnavailable, "a path belongs to a worker that has joined");
+  }
+  Job& job = jobs_.at(found->second);
+  const auto member = std::find_if(job.members.begin(), job.members.end(),
+                                   [&](const Member& m) { return m.connection == from; });
+  if (job.epoch != 0 || member->probe == nullptr ||
+      path.payload_bytes > job.options.payload_bytes || path.payload_bytes % 8 != 0) {
+    return make_error(Errc::kMalformed, "not the path that was asked for");
+  }
+  if (path.payload_bytes == 0) {
+    return refuse_path(job, static_cast<uint32_t>(member - job.members.begin()));
+  }
+  member->payload_bytes = path.payload_bytes;
+  const bool all = std::all_of(job.members.begin(), job.members.end(),
+                               [](const Member& m) { return m.payload_bytes > 0; });
   return all ? start_epoch(job) : Status{};
+}
+
+// The caller's own connection gets the error as the answer to its message.
+Error Registry::refuse_path(Job& job, uint32_t worker) {
+  const Probe& probe = *job.members[worker].probe;
+  const std::string who = "worker " + std::to_string(worker);
+  const uint64_t heard = probe.heard;
+  const auto thread = static_cast<uint32_t>(std::countr_one(heard));
+  std::string text;
+  if (heard == 0 && probe.misdirected) {
+    text = who +
+           "'s datagrams come from another address than its connection: is there an address "
+           "translation between it and the server?";
+  } else if (thread < std::min(planes_.threads(), job.options.slots)) {
+    text = who + "'s datagrams do not arrive at the server: UDP port " +
+           std::to_string(planes_.port(thread)) + " blocked?";
+  } else {
+    text = "the server's datagrams do not arrive at " + who + ": UDP port " +
+           std::to_string(job.members[worker].address.port()) + " blocked?";
+  }
+  log(LogLevel::kWarning, "path blocked: " + text, job, worker);
+  addend_control_failed failed{};
+  failed.code = static_cast<uint32_t>(Errc::kUnavailable);
+  net::put_text(failed.text, text);
+  const Key key{job.tenant, job.options.name};
+  for (uint32_t w = 0; w < job.options.world; ++w) {
+    const ConnectionId connection = job.members[w].connection;
+    if (connection == 0) continue;
+    if (w != worker) mail_.send(connection, ADDEND_CONTROL_FAILED, bytes_of(failed), {});
+    forget(job, connection);
+  }
+  remove_if_done(key);
+  return make_error(Errc::kUnavailable, text);
 }
 
 Result<std::shared_ptr<JobEpoch>> Registry::make_epoch(const Job& job,
@@ -241,6 +320,8 @@ Result<std::shared_ptr<JobEpoch>> Registry::make_epoch(const Job& job,
   const TenantOptions& tenant = *tenant_of(job.tenant);
   auto epoch = std::make_shared<JobEpoch>();
   epoch->slots = slots_of(job.options, tenant.floats);
+  for (const Member& member : job.members)
+    epoch->slots.payload_bytes = std::min(epoch->slots.payload_bytes, member.payload_bytes);
   epoch->slots.boot = boot_;
   epoch->packets_per_s = tenant.packets_per_s;
   while (epoch->slots.epoch == 0 || used_epochs_.count(epoch->slots.epoch) > 0) {
@@ -295,6 +376,7 @@ Status Registry::start_epoch(Job& job) {
     job.past_epoch = 0;
   }
   job.epoch = (*epoch)->slots.epoch;
+  job.payload_bytes = (*epoch)->slots.payload_bytes;
   job.tables.clear();
   used_epochs_.insert(job.epoch);
   planes_.start(*epoch, *std::move(parts));
@@ -308,7 +390,7 @@ Status Registry::send_welcomes(Job& job, const JobEpoch& epoch, const auth::Secr
   welcome.epoch = epoch.slots.epoch;
   welcome.boot = boot_;
   welcome.slots = job.options.slots;
-  welcome.payload_bytes = job.options.payload_bytes;
+  welcome.payload_bytes = epoch.slots.payload_bytes;
   welcome.ops = epoch.slots.ops;
   welcome.threads = std::min(planes_.threads(), job.options.slots);
   welcome.flags = resume.flags;
@@ -325,7 +407,7 @@ Status Registry::send_welcomes(Job& job, const JobEpoch& epoch, const auth::Secr
     auto own = auth::derive_secret(secret, "worker", w);
     if (!own) return own.error();
     std::memcpy(welcome.worker_secret, own->bytes().data(), auth::Secret::kBytes);
-    job.members[w].ready = false;
+    job.members[w].payload_bytes = 0;
     job.members[w].positions = std::vector<uint32_t>();  // clear() would keep the memory
     mail_.send(job.members[w].connection, ADDEND_CONTROL_WELCOME, bytes_of(welcome),
                resume.positions);
@@ -480,7 +562,8 @@ std::vector<JobView> Registry::jobs() const {
     const auto joined = std::count_if(job.members.begin(), job.members.end(),
                                       [](const Member& m) { return m.connection != 0; });
     views.push_back({key.first, key.second, job.epoch, job.options.world,
-                     static_cast<uint32_t>(joined), job.options.slots, job.draining});
+                     static_cast<uint32_t>(joined), job.options.slots,
+                     job.epoch != 0 ? job.payload_bytes : job.options.payload_bytes, job.draining});
   }
   return views;
 }

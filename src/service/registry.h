@@ -42,12 +42,15 @@ class Planes {
   virtual void set_table(uint32_t epoch, uint32_t number, const aggregate::Table& table) = 0;
   virtual void end(uint32_t epoch, addend_notice why, uint32_t worker) = 0;
   virtual void remove(uint32_t epoch) = 0;
+  /// Every thread echoes these probes while the caller holds on to `probe`.
+  virtual void expect(const std::shared_ptr<Probe>& probe) = 0;
 };
 
 /// A job as reports show it.
 struct JobView {
   std::string tenant, name;
   uint32_t epoch = 0, world = 0, joined = 0, slots = 0;
+  uint32_t payload_bytes = 0;  ///< of the epoch; at most, while workers are waited for
   bool draining = false;
 };
 
@@ -61,9 +64,12 @@ class Registry {
   std::optional<auth::Secret> key_of(const std::string& identity) const;
 
   Status create(const std::string& identity, const addend_control_job& job);
-  /// A worker has come; when it is the last one, all get their welcome.
+  /// A worker has come; it is asked to probe its path to the data threads.
   Status join(ConnectionId from, const std::string& identity, const net::Address& peer,
               const addend_control_join& join, std::vector<uint32_t> positions);
+  /// It has; when it is the last one, all get their welcome. If nothing came back to it, all who
+  /// wait are told so: the job cannot begin.
+  Status path(ConnectionId from, const addend_control_path& path);
   /// The number of a table of the worker's job.
   Result<uint32_t> table(ConnectionId from, const addend_control_table& table);
   void leave(ConnectionId from);
@@ -88,15 +94,17 @@ class Registry {
     ConnectionId connection = 0;  // 0: nobody
     net::Address address;
     std::vector<uint32_t> positions;
-    bool ready = false;  // has joined the epoch that is being gathered
+    std::shared_ptr<Probe> probe;  // from its join on; the last ones may be late
+    uint32_t payload_bytes = 0;    // that its path carries; 0: is not known yet
   };
   struct Job {
     JobOptions options;
     std::string tenant;
     bool transient = false;  // made by its workers
     bool draining = false;
-    uint32_t epoch = 0;       // 0: gathering
-    uint32_t past_epoch = 0;  // ended, but still answered with its notice
+    uint32_t epoch = 0;          // 0: gathering
+    uint32_t past_epoch = 0;     // ended, but still answered with its notice
+    uint32_t payload_bytes = 0;  // of the epoch
     std::vector<Member> members;
     std::vector<aggregate::Table> tables;
     uint64_t memory_bytes = 0;
@@ -107,6 +115,8 @@ class Registry {
   Status admit(const TenantOptions& tenant, const JobOptions& options) const;
   Result<Key> job_to_drain(const std::string& identity, const addend_control_drain& which) const;
   Result<Job*> job_to_join(const std::string& identity, const addend_control_join& join);
+  Status ask_for_path(Job& job, uint32_t worker);
+  Error refuse_path(Job& job, uint32_t worker);
   Status start_epoch(Job& job);
   Result<std::shared_ptr<JobEpoch>> make_epoch(const Job& job, const auth::Secret& secret) const;
   Result<std::vector<aggregate::Slots>> make_parts(const aggregate::SlotsOptions& job) const;

@@ -60,6 +60,8 @@ class FakePlanes final : public Planes {
     ended.push_back(worker);
   }
   void remove(uint32_t epoch) override { EXPECT_EQ(live.erase(epoch), 1u); }
+  void expect(const std::shared_ptr<Probe>& probe) override { probes.push_back(probe); }
+  std::vector<std::shared_ptr<Probe>> probes;
   std::set<uint32_t> live;
   std::vector<uint32_t> ended, tables;
   std::shared_ptr<const JobEpoch> last;
@@ -103,10 +105,16 @@ class RegistryTest : public ::testing::Test {
     net::put_text(drain.tenant, tenant);
     return drain;
   }
+  // Joins, and says that the path carries so much.
+  Status come(ConnectionId from, const char* identity, const addend_control_join& join,
+              std::vector<uint32_t> positions, uint32_t payload_bytes = 64) {
+    ADDEND_TRY(registry_.join(from, identity, peer_, join, std::move(positions)));
+    return registry_.path(from, {payload_bytes, 0});
+  }
   Status join(ConnectionId from, uint32_t worker, std::vector<uint32_t> positions = {}) {
     addend_control_join join = message("ring", worker);
     join.positions = static_cast<uint32_t>(positions.size());
-    return registry_.join(from, "one", peer_, join, std::move(positions));
+    return come(from, "one", join, std::move(positions));
   }
   void start_ring() {
     ASSERT_TRUE(join(10, 0));
@@ -117,8 +125,8 @@ class RegistryTest : public ::testing::Test {
     addend_control_join first = message("ring", 0), second = message("ring", 1);
     first.job.quorum = second.job.quorum = quorum;
     first.job.patience_ns = second.job.patience_ns = 1000;
-    ASSERT_TRUE(registry_.join(10, "one", peer_, first, {}));
-    ASSERT_TRUE(registry_.join(11, "one", peer_, second, {}));
+    ASSERT_TRUE(come(10, "one", first, {}));
+    ASSERT_TRUE(come(11, "one", second, {}));
   }
 
   Letters mail_;
@@ -130,7 +138,7 @@ class RegistryTest : public ::testing::Test {
 
 TEST_F(RegistryTest, AnEpochBeginsWhenTheLastWorkerHasJoined) {
   ASSERT_TRUE(join(10, 0));
-  EXPECT_TRUE(mail_.all.empty());
+  EXPECT_TRUE(mail_.of(ADDEND_CONTROL_WELCOME).empty());
   ASSERT_TRUE(join(11, 1));
   const auto letters = mail_.of(ADDEND_CONTROL_WELCOME);
   ASSERT_EQ(letters.size(), 2u);
@@ -185,7 +193,7 @@ TEST_F(RegistryTest, AQuorumWithoutPatienceIsRefused) {
   addend_control_join first = message("ring", 0);
   first.job.quorum = 1;
   first.job.patience_ns = 0;
-  EXPECT_FALSE(registry_.join(10, "one", peer_, first, {}));
+  EXPECT_FALSE(come(10, "one", first, {}));
 }
 
 TEST_F(RegistryTest, JoiningAgainEndsTheEpochAndGathersAnew) {
@@ -302,7 +310,7 @@ TEST_F(RegistryTest, WorkersWhoseTenantForbidsFloatsMakeAJobOfIntegers) {
   const auto ops = [&](const char* tenant, ConnectionId from) {
     addend_control_join join = message("solo", 0, 1);
     join.job.flags = ADDEND_CONTROL_FLOATS;
-    EXPECT_TRUE(registry_.join(from, tenant, peer_, join, {}));
+    EXPECT_TRUE(come(from, tenant, join, {}));
     return planes_.last->slots.ops;
   };
   EXPECT_EQ(ops("one", 10) & kFloats, kFloats);
@@ -321,17 +329,17 @@ TEST_F(RegistryTest, AJobsOwnKeyOpensThatJobOnly) {
   EXPECT_FALSE(registry_.key_of("one/other"));
   EXPECT_FALSE(registry_.key_of("two/ring"));
   EXPECT_FALSE(registry_.key_of("boss"));  // certificates only
-  EXPECT_TRUE(registry_.join(10, "one/ring", peer_, message("ring", 0), {}));
-  EXPECT_FALSE(registry_.join(11, "one/ring", peer_, message("other", 0), {}));
+  EXPECT_TRUE(come(10, "one/ring", message("ring", 0), {}));
+  EXPECT_FALSE(come(11, "one/ring", message("other", 0), {}));
   // A job of the same name is another one under another tenant.
-  EXPECT_TRUE(registry_.join(12, "two", peer_, message("ring", 0, 3), {}));
+  EXPECT_TRUE(come(12, "two", message("ring", 0, 3), {}));
   EXPECT_EQ(registry_.jobs_of("two").size(), 1u);
   EXPECT_EQ(registry_.jobs_of("boss").size(), 2u);
 }
 
 TEST_F(RegistryTest, WorkersThatDisagreeOnTheirNumberAreToldSo) {
   ASSERT_TRUE(join(10, 0));
-  const Status status = registry_.join(11, "one", peer_, message("ring", 1, 3), {});
+  const Status status = come(11, "one", message("ring", 1, 3), {});
   ASSERT_FALSE(status);
   EXPECT_EQ(status.error().code, Errc::kMismatch);
 }
@@ -389,7 +397,7 @@ TEST_F(RegistryTest, ClosingEndsEverythingAndLeavesNothingBehind) {
   ASSERT_TRUE(registry_.create("two", message("idle", 0).job));
   registry_.close();
   EXPECT_EQ(registry_.jobs().size(), 1u);
-  EXPECT_FALSE(registry_.join(20, "two", peer_, message("late", 0), {}));
+  EXPECT_FALSE(come(20, "two", message("late", 0), {}));
   registry_.end_all();
   EXPECT_TRUE(registry_.empty());
   EXPECT_TRUE(planes_.live.empty());
@@ -400,13 +408,82 @@ TEST_F(RegistryTest, ClosingEndsEverythingAndLeavesNothingBehind) {
 TEST_F(RegistryTest, AThousandJobsComeAndGo) {
   for (ConnectionId i = 0; i < 1000; ++i) {
     const std::string name = "job" + std::to_string(i);
-    ASSERT_TRUE(registry_.join(100 + 2 * i, "one", peer_, message(name.c_str(), 0), {}));
-    ASSERT_TRUE(registry_.join(101 + 2 * i, "one", peer_, message(name.c_str(), 1), {}));
+    ASSERT_TRUE(come(100 + 2 * i, "one", message(name.c_str(), 0), {}));
+    ASSERT_TRUE(come(101 + 2 * i, "one", message(name.c_str(), 1), {}));
     registry_.leave(100 + 2 * i);
     registry_.lost(101 + 2 * i);
   }
   EXPECT_TRUE(registry_.empty());
   EXPECT_TRUE(planes_.live.empty());
+}
+
+TEST_F(RegistryTest, AnEpochHasThePayloadThatEveryPathCarries) {
+  ASSERT_TRUE(come(10, "one", message("ring", 0), {}, 48));
+  EXPECT_EQ(registry_.jobs()[0].payload_bytes, 64u);
+  ASSERT_TRUE(come(11, "one", message("ring", 1), {}, 56));
+  EXPECT_EQ(planes_.last->slots.payload_bytes, 48u);
+  EXPECT_EQ(registry_.jobs()[0].payload_bytes, 48u);
+  for (const Letter& letter : mail_.of(ADDEND_CONTROL_WELCOME))
+    EXPECT_EQ(letter.as<addend_control_welcome>().payload_bytes, 48u);
+  // The next epoch is not bound by this one's paths.
+  ASSERT_TRUE(come(11, "one", message("ring", 1), {}));
+  ASSERT_TRUE(come(10, "one", message("ring", 0), {}));
+  EXPECT_EQ(planes_.last->slots.payload_bytes, 64u);
+}
+
+TEST_F(RegistryTest, AWorkerIsAskedToProbeEveryThreadWithAKeyOfItsOwn) {
+  ASSERT_TRUE(registry_.join(10, "one", peer_, message("ring", 0), {}));
+  ASSERT_TRUE(registry_.join(11, "one", peer_, message("ring", 1), {}));
+  const auto letters = mail_.of(ADDEND_CONTROL_PROBE);
+  ASSERT_EQ(letters.size(), 2u);
+  const auto probe = letters[1].as<addend_control_probe>();
+  EXPECT_EQ(letters[1].to, 11u);
+  EXPECT_EQ(probe.threads, 3u);
+  EXPECT_EQ(probe.port[2], 9002);
+  EXPECT_EQ(probe.payload_bytes, 64u);
+  EXPECT_NE(std::memcmp(probe.secret, letters[0].as<addend_control_probe>().secret, 32), 0);
+  ASSERT_EQ(planes_.probes.size(), 2u);
+  EXPECT_EQ(planes_.probes[1]->number, probe.number);
+  EXPECT_EQ(planes_.probes[1]->worker.to_string(), "10.1.2.3:5001");
+}
+
+TEST_F(RegistryTest, AWorkerWhoseDatagramsDoNotPassIsNamedToAll) {
+  struct Case {
+    uint64_t heard;
+    bool misdirected;
+    const char* words;
+  };
+  const Case cases[] = {
+      {0, false, "worker 1's datagrams do not arrive at the server: UDP port 9000 blocked?"},
+      {0b101, false, "worker 1's datagrams do not arrive at the server: UDP port 9001 blocked?"},
+      {0b111, false, "the server's datagrams do not arrive at worker 1: UDP port 5001 blocked?"},
+      {0, true, "worker 1's datagrams come from another address than its connection"}};
+  for (const Case& one : cases) {
+    mail_.all.clear();
+    ASSERT_TRUE(join(10, 0));
+    ASSERT_TRUE(registry_.join(11, "one", peer_, message("ring", 1), {}));
+    planes_.probes.back()->heard = one.heard;
+    planes_.probes.back()->misdirected = one.misdirected;
+    const Status status = registry_.path(11, {0, 0});
+    ASSERT_FALSE(status);
+    EXPECT_EQ(status.error().code, Errc::kUnavailable);
+    EXPECT_NE(status.error().message.find(one.words), std::string::npos) << status.error().message;
+    const auto letters = mail_.of(ADDEND_CONTROL_FAILED);
+    ASSERT_EQ(letters.size(), 1u);
+    EXPECT_EQ(letters[0].to, 10u);
+    EXPECT_EQ(net::get_text(letters[0].as<addend_control_failed>().text), status.error().message);
+    EXPECT_TRUE(registry_.empty());
+  }
+}
+
+TEST_F(RegistryTest, APathThatNobodyAskedForIsRefused) {
+  EXPECT_FALSE(registry_.path(10, {64, 0}));
+  ASSERT_TRUE(registry_.join(10, "one", peer_, message("ring", 0), {}));
+  EXPECT_FALSE(registry_.path(10, {72, 0}));  // more than the job's
+  EXPECT_FALSE(registry_.path(10, {63, 0}));
+  ASSERT_TRUE(registry_.path(10, {64, 0}));
+  ASSERT_TRUE(join(11, 1));
+  EXPECT_FALSE(registry_.path(10, {64, 0}));  // the epoch has begun
 }
 
 }  // namespace

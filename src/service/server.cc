@@ -63,11 +63,16 @@ class Threads final : public Planes {
     for (const auto& thread : threads_)
       thread->post([=](DataPlane& plane) { plane.remove(epoch); });
   }
+  void expect(const std::shared_ptr<Probe>& probe) override {
+    for (uint32_t t = 0; t < threads(); ++t)
+      threads_[t]->post([=](DataPlane& plane) { plane.expect(probe, t); });
+  }
 
   void add_to(ServerStatus& status) const {
     for (const auto& thread : threads_) {
       add(status, thread->status());
       status.dropped += thread->dropped();
+      status.too_long += thread->too_long();
     }
   }
   void stop() { threads_.clear(); }

@@ -52,6 +52,8 @@ void add_job_metrics(Metrics& metrics, const ServerStatus& status) {
        [](const JobStatus& j) { return double(j.view.joined); }},
       {"job_slots", "gauge", "Slots of the job.",
        [](const JobStatus& j) { return double(j.view.slots); }},
+      {"job_payload_bytes", "gauge", "Bytes of planes in a frame: what every path carries.",
+       [](const JobStatus& j) { return double(j.view.payload_bytes); }},
       {"job_memory_bytes", "gauge", "Memory of the job's slots.",
        [](const JobStatus& j) { return double(j.memory_bytes); }},
       {"job_folded_total", "counter", "Contributions folded in this epoch.",
@@ -112,9 +114,10 @@ std::string job_json(const JobStatus& job) {
   return "{\"tenant\":\"" + job.view.tenant + "\",\"job\":\"" + job.view.name + "\"," +
          field("epoch", job.view.epoch) + field("world", job.view.world) +
          field("joined", job.view.joined) + field("slots", job.view.slots) +
-         field("memory_bytes", job.memory_bytes) + field("folded", job.counters.folded) +
-         field("turns", job.counters.complete) + field("partial", job.counters.partial) +
-         field("answered", job.counters.answered) + field("retransmits", job.counters.resent) +
+         field("payload_bytes", job.view.payload_bytes) + field("memory_bytes", job.memory_bytes) +
+         field("folded", job.counters.folded) + field("turns", job.counters.complete) +
+         field("partial", job.counters.partial) + field("answered", job.counters.answered) +
+         field("retransmits", job.counters.resent) +
          "\"draining\":" + (job.view.draining ? "true" : "false") + ",\"last\":[" + last +
          "],\"refused\":" + refusals_json(job.counters.refused) + "}";
 }
@@ -158,8 +161,10 @@ std::string to_metrics(const ServerStatus& status) {
   metrics.single("received_bytes_total", "counter", "Bytes received.", double(status.bytes));
   metrics.single("sent_packets_total", "counter", "Datagrams sent.", double(status.sent_packets));
   metrics.single("sent_bytes_total", "counter", "Bytes sent.", double(status.sent_bytes));
-  metrics.single("send_dropped_total", "counter", "Super-packets the kernel had no room for.",
+  metrics.single("send_dropped_total", "counter", "Super-packets that could not be sent.",
                  double(status.dropped));
+  metrics.single("send_too_long_total", "counter", "Of them, longer than the path carries.",
+                 double(status.too_long));
   add_job_metrics(metrics, status);
   add_refusals(metrics, status);
   return metrics.take();
@@ -174,8 +179,8 @@ std::string to_json(const ServerStatus& status) {
          field("connections", status.connections) + field("threads", status.threads) +
          field("packets", status.packets) + field("bytes", status.bytes) +
          field("sent_packets", status.sent_packets) + field("sent_bytes", status.sent_bytes) +
-         field("dropped", status.dropped) + "\"refused\":" + refusals_json(status.refused) +
-         ",\"jobs\":[" + jobs + "]}";
+         field("dropped", status.dropped) + field("too_long", status.too_long) +
+         "\"refused\":" + refusals_json(status.refused) + ",\"jobs\":[" + jobs + "]}";
 }
 
 }  // namespace addend::service

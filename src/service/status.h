@@ -24,7 +24,8 @@ struct ServerStatus {
   uint32_t boot = 0;
   double uptime_s = 0;
   uint32_t connections = 0, threads = 0;
-  uint64_t packets = 0, bytes = 0, sent_packets = 0, sent_bytes = 0, dropped = 0;
+  uint64_t packets = 0, bytes = 0, sent_packets = 0, sent_bytes = 0;
+  uint64_t dropped = 0, too_long = 0;                    ///< of what was to be sent
   std::array<uint64_t, ADDEND_REFUSAL_COUNT> refused{};  ///< of no job
   std::vector<JobStatus> jobs;
 };

@@ -25,7 +25,9 @@ typedef enum addend_control_type {
   ADDEND_CONTROL_ENDED = 9,    /* server: addend_control_ended; the epoch is over */
   ADDEND_CONTROL_FAILED = 10,  /* server: addend_control_failed; the connection closes */
   ADDEND_CONTROL_JOB = 11,     /* server: addend_control_status */
-  ADDEND_CONTROL_DONE = 12     /* server: no body */
+  ADDEND_CONTROL_DONE = 12,    /* server: no body */
+  ADDEND_CONTROL_PROBE = 13,   /* server: addend_control_probe, after a JOIN; answered by PATH */
+  ADDEND_CONTROL_PATH = 14     /* worker: addend_control_path */
 } addend_control_type;
 
 typedef struct addend_control_header {
@@ -42,7 +44,7 @@ typedef struct addend_control_job {
   char name[ADDEND_CONTROL_NAME_BYTES]; /* within its tenant */
   uint32_t world;
   uint32_t slots;
-  uint32_t payload_bytes;
+  uint32_t payload_bytes; /* at most; an epoch's is what every worker's path carries */
   uint32_t quorum;
   uint64_t patience_ns;
   uint32_t flags;
@@ -62,6 +64,20 @@ typedef struct addend_control_join {
   uint32_t positions; /* 0: starts anew; else the turns done in each slot since it first joined */
   uint32_t reserved;  /* 0 */
 } addend_control_join;
+
+typedef struct addend_control_probe {
+  uint32_t number; /* that probes carry in place of an epoch */
+  uint32_t boot;
+  uint32_t payload_bytes; /* of the longest probe */
+  uint32_t threads;       /* each has to be probed, at port[thread] */
+  uint16_t port[ADDEND_CONTROL_MAX_THREADS];
+  uint8_t secret[ADDEND_CONTROL_KEY_BYTES]; /* of the probes' and echoes' tags */
+} addend_control_probe;
+
+typedef struct addend_control_path {
+  uint32_t payload_bytes; /* of the longest probe that every thread echoed; 0: some echoed none */
+  uint32_t reserved;      /* 0 */
+} addend_control_path;
 
 typedef struct addend_control_welcome {
   uint32_t epoch;

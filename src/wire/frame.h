@@ -54,7 +54,9 @@ typedef struct addend_frame_header {
 typedef enum addend_frame_kind {
   ADDEND_FRAME_CONTRIBUTION = 1, /* worker to aggregator: one worker's lanes */
   ADDEND_FRAME_RESULT = 2,       /* aggregator to workers: the folded lanes */
-  ADDEND_FRAME_NOTICE = 3        /* aggregator to workers, no payload: this epoch is over */
+  ADDEND_FRAME_NOTICE = 3,       /* aggregator to workers, no payload: this epoch is over */
+  ADDEND_FRAME_PROBE = 4,        /* worker to aggregator, before an epoch: does this length pass? */
+  ADDEND_FRAME_ECHO = 5          /* aggregator to worker: it did, and this is as long */
 } addend_frame_kind;
 
 #define ADDEND_FRAME_BIG_ENDIAN 1u /* lanes are in network byte order */
@@ -68,7 +70,8 @@ typedef enum addend_frame_kind {
 typedef enum addend_notice {
   ADDEND_NOTICE_TIMEOUT = 1,  /* a worker's contribution did not come in time */
   ADDEND_NOTICE_MISMATCH = 2, /* a worker sent another operation, length or table than the others */
-  ADDEND_NOTICE_CLOSED = 3    /* the job was drained, or a worker left it */
+  ADDEND_NOTICE_CLOSED = 3,   /* the job was drained, or a worker left it */
+  ADDEND_NOTICE_PATH = 4      /* the path to a worker no longer carries the job's frames */
 } addend_notice;
 
 /* Why an aggregator did not fold a frame; every data plane counts by these. */

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Callable, List, Optional
+from typing import Callable, Iterable, List, Optional, Tuple
 
 HERE = Path(__file__).resolve().parent
 
@@ -40,7 +40,7 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 30) ->
 
 
 class Network:
-    """Server namespace with address 10.77.W.1 towards worker W, who has 10.77.W.2."""
+    """Server namespace with addresses 10.77.W.1 and fd77:W::1 towards worker W, who has 10.77.W.2 and fd77:W::2."""
 
     def __init__(self, workers: int) -> None:
         # Namespaces outlive their maker, so one that is told to stop cleans up first.
@@ -60,6 +60,7 @@ class Network:
         run("ip", "link", "add", f"s{worker}", "netns", self.server_space, "type", "veth", "peer", "name", "w", "netns", space)
         for where, device, host in ((self.server_space, f"s{worker}", 1), (space, "w", 2)):
             self.inside(where, "ip", "addr", "add", f"10.77.{worker}.{host}/24", "dev", device)
+            self.inside(where, "ip", "addr", "add", f"fd77:{worker}::{host}/64", "dev", device, "nodad")
             self.inside(where, "ip", "link", "set", device, "up")
 
     def space(self, worker: int) -> str:
@@ -74,14 +75,18 @@ class Network:
         self.processes.append(process)
         return process
 
-    def drop(self, ppm: int, folder: Path) -> None:
-        """Loses datagrams in both directions of every link."""
+    def ends(self, worker: int) -> List[Tuple[str, str]]:
+        """Namespace and device of both ends of a worker's link: the server's, then its own."""
+        return [(self.server_space, f"s{worker}"), (self.space(worker), "w")]
+
+    def drop(self, ppm: int, folder: Path, at: Optional[Iterable[Tuple[str, str]]] = None) -> None:
+        """Loses datagrams that arrive at these ends of links; in both directions of every link if none are named."""
         program = folder / f"drop{ppm}.o"
         run("clang-14", "-O2", "-target", "bpf", f"-DDROP_PPM={ppm}", "-I/usr/include/x86_64-linux-gnu", "-c",
             HERE / "drop.bpf.c", "-o", program)
-        for worker in range(self.workers):
-            for space, device in ((self.server_space, f"s{worker}"), (self.space(worker), "w")):
-                self.inside(space, "ip", "link", "set", "dev", device, "xdpgeneric", "obj", program, "sec", "xdp")
+        everywhere = [end for worker in range(self.workers) for end in self.ends(worker)]
+        for space, device in everywhere if at is None else at:
+            self.inside(space, "ip", "link", "set", "dev", device, "xdpgeneric", "obj", program, "sec", "xdp")
 
     def close(self) -> None:
         for process in self.processes:

@@ -40,7 +40,7 @@ class ServiceReducer final : public Reducer {
     if (!any) return any.error();
     auto socket = net::UdpSocket::bind(*any, kSocketBuffer);
     if (!socket) return socket.error();
-    auto session = Session::join(options, socket->port(), {}, Clock::now() + options.join_timeout);
+    auto session = Session::join(options, *socket, {}, Clock::now() + options.join_timeout);
     if (!session) return session.error();
     std::unique_ptr<ServiceReducer> reducer(
         new ServiceReducer(options, *std::move(socket), *std::move(session)));
@@ -94,7 +94,10 @@ class ServiceReducer final : public Reducer {
         session_(std::move(session)),
         payload_bytes_(session_->welcome().payload_bytes),
         quorum_(session_->welcome().quorum),
-        stream_(session_->welcome().slots, payload_bytes_) {}
+        stream_(session_->welcome().slots, payload_bytes_) {
+    // Joining again is for what the stream is made for.
+    options_.payload_bytes = payload_bytes_;
+  }
 
   EpochView view() const {
     const addend_control_welcome& welcome = session_->welcome();
@@ -137,7 +140,7 @@ class ServiceReducer final : public Reducer {
         const auto plane = static_cast<std::size_t>(chunk.plane - round.planes.data());
         stream_.add(number, {chunk.plane->op, chunk.contribution(), tables[plane], entry_});
       }
-      send();
+      ADDEND_TRY(send());
       ADDEND_TRY(wait(deadline));
       ADDEND_TRY(receive(chunks, first));
     }
@@ -145,7 +148,7 @@ class ServiceReducer final : public Reducer {
   }
 
   // Runs of equal frames to one port go as one super-packet, whose last frame may be shorter.
-  void send() {
+  Status send() {
     const auto frames = stream_.collect(to_ns(Clock::now()));
     for (std::size_t i = 0; i < frames.size();) {
       const net::Address& to = session_->aggregator(frames[i].slot);
@@ -164,6 +167,13 @@ class ServiceReducer final : public Reducer {
       outbox_.add(to, pieces_, static_cast<uint32_t>(segment));
     }
     outbox_.flush();
+    const auto too_far = outbox_.take_too_long();
+    if (!too_far) return {};
+    return make_error(Errc::kUnavailable,
+                      "the path to the aggregator at " + too_far->to_string() +
+                          " no longer carries datagrams of " +
+                          std::to_string(ADDEND_FRAME_HEADER_BYTES + payload_bytes_) +
+                          " bytes: its MTU has shrunk; join anew");
   }
 
   Status wait(Deadline deadline) {
@@ -257,7 +267,7 @@ class ServiceReducer final : public Reducer {
       until = std::min(until, Clock::now() + options_.return_timeout);
     while (Clock::now() < until) {
       const auto patience = std::min(until, Clock::now() + options_.join_timeout);
-      auto session = Session::join(options_, socket_.port(), stream_.positions(), patience);
+      auto session = Session::join(options_, socket_, stream_.positions(), patience);
       if (session) {
         session_ = *std::move(session);
         return resume(deadline);
@@ -270,9 +280,15 @@ class ServiceReducer final : public Reducer {
   }
 
   Status resume(Deadline deadline) {
-    if (session_->welcome().slots != stream_.positions().size() ||
-        session_->welcome().payload_bytes != payload_bytes_) {
+    if (session_->welcome().slots != stream_.positions().size()) {
       return make_error(Errc::kMismatch, "the job has other slots now");
+    }
+    if (session_->welcome().payload_bytes != payload_bytes_) {
+      return make_error(Errc::kMismatch, "the path between the server and some worker carries " +
+                                             std::to_string(session_->welcome().payload_bytes) +
+                                             " bytes of planes in a datagram now and carried " +
+                                             std::to_string(payload_bytes_) +
+                                             "; all workers must join anew");
     }
     for (std::size_t i = 0; i < tables_.size(); ++i) {
       auto number = session_->table(tables_[i], deadline);

@@ -6,11 +6,19 @@
 #include <string>
 
 #include <openssl/crypto.h>
+#include <poll.h>
 
+#include "reduce/service/path_probe.h"
 #include "wire/frame.h"
 
 namespace addend::service_client {
 namespace {
+
+uint64_t now_ns() {
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                   std::chrono::steady_clock::now().time_since_epoch())
+                                   .count());
+}
 
 addend_control_join join_message(const ServiceReducerOptions& options, uint16_t udp_port,
                                  std::size_t positions) {
@@ -39,13 +47,17 @@ Error error_of(const addend_control_ended& ended) {
       return make_error(Errc::kTimeout, who + " did not contribute in time");
     case ADDEND_NOTICE_MISMATCH:
       return make_error(Errc::kMismatch, who + " brought planes of another shape");
+    case ADDEND_NOTICE_PATH:
+      return make_error(Errc::kUnavailable, "the path from the server to " + who +
+                                                " no longer carries the job's datagrams: its MTU "
+                                                "has shrunk; join anew");
     default:
       return make_error(Errc::kUnavailable, who + " left the job");
   }
 }
 
 Result<std::unique_ptr<Session>> Session::join(const ServiceReducerOptions& options,
-                                               uint16_t udp_port,
+                                               const net::UdpSocket& socket,
                                                std::span<const uint32_t> positions,
                                                Deadline deadline) {
   const auto server = net::resolve(options.access.aggregator);
@@ -54,7 +66,7 @@ Result<std::unique_ptr<Session>> Session::join(const ServiceReducerOptions& opti
   auto control = auth::ControlClient::connect(options.access, deadline);
   if (!control) return control.error();
   session->control_ = *std::move(control);
-  const addend_control_join join = join_message(options, udp_port, positions.size());
+  const addend_control_join join = join_message(options, socket.port(), positions.size());
   ADDEND_TRY(session->control_->send(ADDEND_CONTROL_JOIN, join, positions, deadline));
   while (true) {
     const auto message = session->control_->receive(deadline);
@@ -64,9 +76,48 @@ Result<std::unique_ptr<Session>> Session::join(const ServiceReducerOptions& opti
     }
     // The end of an epoch before ours is no news.
     if (message->type == ADDEND_CONTROL_ENDED) continue;
+    if (message->type == ADDEND_CONTROL_PROBE) {
+      const auto probe = message->as<addend_control_probe>();
+      const uint32_t most = positions.empty() ? probe.payload_bytes : options.payload_bytes;
+      ADDEND_TRY(session->probe_path(options, socket, probe, most, deadline));
+      continue;
+    }
     ADDEND_TRY(session->take_welcome(*message, *server));
     return session;
   }
+}
+
+Status Session::probe_path(const ServiceReducerOptions& options, const net::UdpSocket& socket,
+                           const addend_control_probe& message, uint32_t most, Deadline deadline) {
+  const auto server = net::resolve(options.access.aggregator);
+  if (!server) return server.error();
+  auto probe = PathProbe::create(message, options.worker, options.world, most);
+  if (!probe) return probe.error();
+  net::Outbox outbox(socket);
+  net::Inbox inbox;
+  while (!probe->done(now_ns())) {
+    for (const PathProbe::One& one : probe->collect(now_ns())) {
+      const auto frame = probe->frame(one);
+      net::Address to = *server;
+      to.set_port(message.port[one.thread]);
+      outbox.add(to, frame, static_cast<uint32_t>(frame.size()));
+      outbox.flush();
+      if (outbox.take_too_long()) probe->too_long(one.payload_bytes);
+    }
+    const uint64_t now = now_ns();
+    const uint64_t left = probe->next_ns() > now ? probe->next_ns() - now : 0;
+    const timespec pause{static_cast<time_t>(left / 1'000'000'000),
+                         static_cast<long>(left % 1'000'000'000)};
+    pollfd ready{socket.fd(), POLLIN, 0};
+    ppoll(&ready, 1, &pause, nullptr);
+    for (const net::Inbox::Datagrams& from : inbox.receive(socket)) {
+      for (std::size_t at = 0; at < from.bytes.size(); at += from.segment)
+        probe->receive(
+            from.bytes.subspan(at, std::min<std::size_t>(from.segment, from.bytes.size() - at)));
+    }
+  }
+  const addend_control_path path{probe->payload_bytes(), 0};
+  return control_->send(ADDEND_CONTROL_PATH, path, {}, deadline);
 }
 
 Status Session::take_welcome(const net::ControlMessage& message, const net::Address& server) {

@@ -15,6 +15,7 @@
 #include "auth/control_client.h"
 #include "auth/frame_key.h"
 #include "net/address.h"
+#include "net/udp_socket.h"
 #include "wire/control.h"
 
 namespace addend::service_client {
@@ -24,9 +25,11 @@ using Table = std::array<uint16_t, 16>;
 /// One thread at a time.
 class Session {
  public:
-  /// Joins the job and waits for all workers. `positions` is empty when the worker starts anew.
+  /// Joins the job, finds out what the path from `socket` to the server carries, and waits for all
+  /// workers. `positions` is empty when the worker starts anew; one that goes on cannot take longer
+  /// payloads than those of `options`.
   static Result<std::unique_ptr<Session>> join(const ServiceReducerOptions& options,
-                                               uint16_t udp_port,
+                                               const net::UdpSocket& socket,
                                                std::span<const uint32_t> positions,
                                                Deadline deadline);
 
@@ -54,6 +57,8 @@ class Session {
 
  private:
   Session() = default;
+  Status probe_path(const ServiceReducerOptions& options, const net::UdpSocket& socket,
+                    const addend_control_probe& message, uint32_t most, Deadline deadline);
   Status take_welcome(const net::ControlMessage& message, const net::Address& server);
   Result<net::ControlMessage> expect(addend_control_type type, Deadline deadline);
 
