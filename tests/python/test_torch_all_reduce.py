@@ -125,6 +125,43 @@ def test_strided_tensors_change_their_own_elements_alone() -> None:
     run_ranks(3, strided_tensors)
 
 
+INFERENCE_VIEWS: dict[str, Callable[[Any], Any]] = {
+    "whole": lambda t: t,
+    "transposed": lambda t: t.t(),
+    "sparse": lambda t: t.to_sparse(1),
+}
+
+
+def inference_tensors(rank: int, world: int) -> None:
+    """Tensors of inference mode, summed within and outside of it, by this thread and by ours."""
+    for first in (True, False):
+        for dtype in (torch.float32, torch.float64):
+            for name, view in INFERENCE_VIEWS.items():
+                for async_op in (False, True):
+                    with torch.inference_mode():
+                        tensor = view(integers(rank, (40, 8), dtype))
+                        expected = torchs_sum(tensor.to_dense())
+                    with torch.inference_mode(first):
+                        found = all_reduce(tensor, async_op=async_op)
+                        found = found.wait() if async_op else found
+                        assert found is tensor
+                    assert torch.equal(tensor.to_dense(), expected), (first, dtype, name, async_op)
+            # Nothing that later sums use was made in inference mode.
+            normal = integers(rank, (41, 8), dtype).t()
+            expected = torchs_sum(normal)
+            assert torch.equal(all_reduce(normal), expected)
+    assert torch.equal(all_reduce(integers(rank, (5,)), async_op=True).wait(), _sum_of_5(world))
+
+
+def _sum_of_5(world: int) -> Any:
+    return sum(integers(r, (5,)) for r in range(world))
+
+
+def test_tensors_of_inference_mode() -> None:
+    run_ranks(2, inference_tensors)
+    run_ranks(2, inference_tensors, env={"ADDEND_MESH": "off"})
+
+
 def large_tensors(rank: int, world: int) -> None:
     count = 2 * _collectives._QUANT_PIECE_ELEMENTS + 12_345
     tensor = torch.zeros(count)

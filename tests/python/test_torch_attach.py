@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import statistics
 import time
-from typing import Any
+from typing import Any, Callable
 
 import pytest
 
@@ -14,6 +14,8 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 from ranks import run_ranks  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.distributed.fsdp import FullyShardedDataParallel  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from training import (  # noqa: E402
     MANY_BUCKETS,
@@ -29,6 +31,8 @@ from training import (  # noqa: E402
     recommender_loss,
     trainer,
 )
+
+from addend.torch import Link  # noqa: E402
 
 HAS_SCALER = hasattr(torch.amp, "GradScaler")
 
@@ -234,23 +238,57 @@ def test_ranks_that_differ_are_told(views: bool) -> None:
     assert max(run_ranks(3, differ, views)) < 30.0
 
 
+class Odd(nn.Module):
+    """A layer with one parameter."""
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        super().__init__()
+        self.odd = nn.Parameter(parameter)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.odd).sum()
+
+
 def misuse(rank: int, world: int) -> None:
     import addend
     import addend.torch
 
+    attach = addend.torch.attach
     module = Recommender()
-    with pytest.raises(addend.InvalidArgument, match="DistributedDataParallel"):
-        addend.torch.attach(module)
     model = DistributedDataParallel(module)
-    with pytest.raises(addend.InvalidArgument, match="no codec"):
-        addend.torch.attach(model, codec="zip")
-    with pytest.raises(addend.InvalidArgument, match="bits"):
-        addend.torch.attach(model, overrides={"*": "quant:bits=99"})
-    with pytest.raises(addend.InvalidArgument, match="deadline"):
-        addend.torch.attach(model, deadline=0)
-    handle = addend.torch.attach(model)
-    with pytest.raises(RuntimeError, match="hook"):
-        addend.torch.attach(model)
+    sparse = DistributedDataParallel(Recommender(sparse=True))
+    sharded = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
+    wrong: list[tuple[type[Exception], str, Callable[[], Any]]] = [
+        (addend.InvalidArgument, "DistributedDataParallel, not Rec", lambda: attach(module)),
+        (addend.InvalidArgument, "not FullyShardedDataParallel", lambda: attach(sharded)),
+        (addend.InvalidArgument, "no codec", lambda: attach(model, codec="zip")),
+        (addend.InvalidArgument, "codec 4 is not a spec", lambda: attach(model, codec=4)),
+        (addend.InvalidArgument, "bits", lambda: attach(model, overrides={"*": "quant:bits=99"})),
+        (addend.InvalidArgument, "overrides", lambda: attach(model, overrides=["*"])),
+        (addend.InvalidArgument, "overrides", lambda: attach(model, overrides={1: "dense"})),
+        (addend.InvalidArgument, "deadline", lambda: attach(model, deadline=0)),
+        (addend.InvalidArgument, "deadline", lambda: attach(model, deadline="soon")),
+        (addend.InvalidArgument, "seed -1", lambda: attach(model, seed=-1)),
+        (addend.InvalidArgument, "seed 1.5", lambda: attach(model, seed=1.5)),
+        (addend.InvalidArgument, "link", lambda: attach(model, link=10)),
+        (addend.InvalidArgument, "link", lambda: attach(model, link=Link(gbit_per_s=0.0))),
+        (addend.InvalidArgument, "link", lambda: attach(model, link=Link(latency_us=-1.0))),
+        (addend.InvalidArgument, "scaler", lambda: attach(model, scaler=2.0)),
+        (addend.InvalidArgument, "aggregator", lambda: attach(model, aggregator=5000)),
+        (
+            addend.InvalidArgument,
+            r"embedding\.weight: feedback needs dense gradients",
+            lambda: attach(sparse, overrides={"embedding.*": "quant:bits=4,feedback=float"}),
+        ),
+    ]
+    groups = len(dist.distributed_c10d._world.pg_map)
+    for kind, message, call in wrong:
+        with pytest.raises(kind, match=message):
+            call()
+    assert len(dist.distributed_c10d._world.pg_map) == groups  # nothing was begun
+    handle = attach(model)
+    with pytest.raises(addend.InvalidArgument, match="has a communication hook"):
+        attach(model)
     recommender_loss(model, rank, 0).backward()  # the first one still works
     assert_replicas({name: p.grad for name, p in module.named_parameters()})
     handle.close()
@@ -260,6 +298,24 @@ def misuse(rank: int, world: int) -> None:
 
 def test_misuse_is_refused() -> None:
     run_ranks(2, misuse)
+
+
+def train_complex_numbers(rank: int, world: int) -> None:
+    """No codec takes them: they travel as they are."""
+    import addend.torch
+
+    gradients = []
+    for attached in (False, True):
+        model = DistributedDataParallel(Odd(torch.ones(3, dtype=torch.complex64)))
+        if attached:
+            addend.torch.attach(model)
+        model(torch.full((3,), 1.0 + rank)).abs().backward()
+        gradients.append(model.module.odd.grad)
+    assert torch.equal(*gradients)
+
+
+def test_complex_parameters() -> None:
+    run_ranks(2, train_complex_numbers)
 
 
 # ---- the hook costs backward next to nothing

@@ -238,16 +238,6 @@ def test_sparse_embeddings(world: int) -> None:
     run_ranks(world, train_with_sparse_gradients)
 
 
-def refuse_feedback_of_sparse_gradients(rank: int, world: int) -> None:
-    made = trainer(Table, one_idle_rank_loss, "quant:bits=4,feedback=float")
-    with pytest.raises(Exception, match=r"embedding\.weight: feedback needs dense gradients"):
-        made.run(0, 1)
-
-
-def test_feedback_of_sparse_gradients_is_refused() -> None:
-    run_ranks(2, refuse_feedback_of_sparse_gradients)
-
-
 # ---- several models, subgroups
 
 

@@ -328,6 +328,44 @@ def whole_engines(rank: int, world: int) -> tuple[Link, frozenset[Op], list[int]
     return engine.link, engine.native, _group.group_ranks(engine.group)
 
 
+@pytest.mark.parametrize(
+    ("config", "of_cpu", "of_cuda", "transport"),
+    [
+        ("gloo", "gloo", "gloo", "cpu"),
+        ("cpu:gloo,cuda:gloo", "gloo", "gloo", "cpu"),
+        ("cpu:gloo,cuda:nccl", "gloo", "nccl", "cpu"),
+        ("cuda:nccl", "nccl", "nccl", "cuda"),
+        ("nccl", "nccl", "nccl", "cuda"),
+        ("cuda:gloo_like", "gloo_like", "gloo_like", "cuda"),
+    ],
+)
+def test_a_group_may_have_a_backend_for_each_type_of_device(
+    monkeypatch: pytest.MonkeyPatch, config: str, of_cpu: str, of_cuda: str, transport: str
+) -> None:
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: config)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert _group.backend_for(None, "cpu") == of_cpu
+    assert _group.backend_for(None, "cuda") == of_cuda
+    assert _group.transport_device(None).type == transport
+
+
+def groups_of_several_backends(rank: int, world: int) -> list[str]:
+    """A twin has the one backend that its tensors need."""
+    found = []
+    for backend in ("cpu:gloo,cuda:gloo", "cpu:gloo"):
+        group = dist.new_group(backend=backend)
+        engine = _engine.make_engine(group, timeout_s=30)
+        engine.link = DEAR_STEPS
+        check_sums(engine, [(Op.SUM_F32, 100)], {})
+        found.append(dist.get_backend(engine.group))
+    return found
+
+
+def test_a_twin_has_one_backend() -> None:
+    assert run_ranks(2, groups_of_several_backends) == [["gloo", "gloo"]] * 2
+
+
 def engines_of_some_ranks(rank: int, world: int) -> Any:
     evens = dist.new_group([0, 2, 4])
     if rank % 2:

@@ -731,7 +731,7 @@ class Scripted(Job):
 
 
 def run_scripts(rank: int, world: int) -> None:
-    worker = start(dist.group.WORLD, 60.0, None)
+    worker = start(dist.group.WORLD, 60.0, torch.device("cpu"))
     diary: list[str] = []
     slow = Later()
     first = Scripted("first", diary, [Wait([slow], final=True)])
@@ -867,7 +867,7 @@ LEAVING: dict[str, tuple[Callable[..., None], list[tuple[int | None, str]]]] = {
 def act_and_leave(rank: int, world: int, name: str) -> None:
     # Nothing may have to wait for the group's own timeout.
     make_twin = _group.make_twin
-    _group.make_twin = lambda group, _: make_twin(group, 600.0)
+    _group.make_twin = lambda group, _, device_type: make_twin(group, 600.0, device_type)
     model, _ = attach_two_buckets(DEADLINE_S)
     addend.torch.all_reduce(torch.zeros(100), deadline=DEADLINE_S)
     for _ in range(2):

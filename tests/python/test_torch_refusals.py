@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Callable
 
 import pytest
@@ -12,21 +13,50 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from ranks import run_ranks  # noqa: E402
 from tensors import integers, torchs_sum  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.tensor import Shard, distribute_tensor  # noqa: E402
 
 import addend  # noqa: E402
 from addend.torch import _collectives, all_reduce  # noqa: E402
 
 
 def bad_arguments(rank: int, world: int) -> None:
+    for known in (False, True):  # whether the group was used before
+        for kind, message, call in wrong_calls(world):
+            with pytest.raises(kind, match=message):
+                call()
+            if known:
+                ones = torch.ones(4)
+                assert torch.equal(all_reduce(ones.clone()), ones * world)  # nothing was broken
+        # Other ranks of a group that does not exist yet would wait for this one.
+        assert (dist.group.WORLD in _collectives._contexts) == known
+        all_reduce(torch.ones(4))
+
+
+def wrong_calls(world: int) -> list[tuple[type[Exception], str, Callable[[], Any]]]:
     ones = torch.ones(4)
-    wrong: list[tuple[type[Exception], str, Callable[[], Any]]] = [
+    mesh = init_device_mesh("cpu", (world,))
+    distributed = distribute_tensor(torch.ones(world, 2), mesh, [Shard(0)])
+    quantized = torch.quantize_per_tensor(ones, 0.1, 0, torch.qint8)
+    return [
         (addend.InvalidArgument, "op 'max' is not sum or mean", lambda: all_reduce(ones, "max")),
         (addend.InvalidArgument, "not list", lambda: all_reduce([1.0])),
         (addend.InvalidArgument, "codec 3 is not a spec", lambda: all_reduce(ones, codec=3)),
         (addend.InvalidArgument, "nonsense", lambda: all_reduce(ones, codec="nonsense")),
         (addend.InvalidArgument, "bits", lambda: all_reduce(ones, codec="quant:bits=9")),
         (addend.InvalidArgument, "bits", lambda: all_reduce(ones, codec="quant:bits=x")),
+        (addend.InvalidArgument, "op", lambda: all_reduce(ones, dist.ReduceOp.SUM)),
+        (addend.InvalidArgument, "op", lambda: all_reduce(ones, ["sum"])),
         (addend.InvalidArgument, "deadline 0", lambda: all_reduce(ones, deadline=0)),
+        (addend.InvalidArgument, "deadline inf", lambda: all_reduce(ones, deadline=math.inf)),
+        (addend.InvalidArgument, "deadline nan", lambda: all_reduce(ones, deadline=math.nan)),
+        (addend.InvalidArgument, "deadline 'soon'", lambda: all_reduce(ones, deadline="soon")),
+        (addend.InvalidArgument, "group 'all' is", lambda: all_reduce(ones, group="all")),
+        (addend.InvalidArgument, "share memory", lambda: all_reduce(ones.unfold(0, 2, 1))),
+        (addend.Unsupported, "DTensor", lambda: all_reduce(distributed)),
+        (addend.Unsupported, "on meta", lambda: all_reduce(torch.ones(4, device="meta"))),
+        (addend.Unsupported, "nested", lambda: all_reduce(torch.nested.nested_tensor([ones]))),
+        (addend.Unsupported, "torch.qint8", lambda: all_reduce(quantized)),
         (addend.InvalidArgument, "clone", lambda: all_reduce(torch.ones(1).expand(4))),
         (addend.InvalidArgument, "mean of torch.int64", lambda: all_reduce(ones.long(), "mean")),
         (addend.Unsupported, "torch.complex64", lambda: all_reduce(ones + 1j)),
@@ -58,10 +88,6 @@ def bad_arguments(rank: int, world: int) -> None:
         (addend.InvalidArgument, "name 7 is not a name", lambda: all_reduce(ones, name=7)),
         (addend.InvalidArgument, "name '' is not a name", lambda: all_reduce(ones, name="")),
     ]
-    for kind, message, call in wrong:
-        with pytest.raises(kind, match=message):
-            call()
-        assert torch.equal(all_reduce(ones.clone()), ones * world)  # nothing was broken
 
 
 def test_bad_arguments_are_named_and_harmless() -> None:

@@ -10,15 +10,16 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from addend import Codec, InvalidArgument, Unsupported
+from addend import Codec, InvalidArgument
 from addend.torch import _header, _log
+from addend.torch._checks import check_call, check_group, check_seconds, check_tensor
 from addend.torch._coder import DTYPES, CodecJob, Coder, Memory, PlainJob, Plan, Run
 from addend.torch._hook import start
 from addend.torch._meter import Meter
 from addend.torch._rollcall import Place
 from addend.torch._shortcut import Shortcut
 from addend.torch._sparse import SparseJob, SparseSums
-from addend.torch._specs import check, keeps_residual, kind_of, options_of, tuned, with_option
+from addend.torch._specs import check, kind_of, tuned, with_option
 from addend.torch._worker import Job, Worker
 
 # Larger tensors go in pieces, so that one is encoded and another decoded while a third travels.
@@ -27,8 +28,7 @@ _PIECE_ELEMENTS = 16 << 20
 _QUANT_PIECE_ELEMENTS = 1 << 22
 # Of how many shapes we remember what earlier sums showed, where tensors have no name.
 _MOST_SHAPES = 64
-# Element types that no codec takes, and every backend adds.
-_PLAIN_DTYPES = (torch.float64, torch.int64, torch.int32, torch.int8, torch.uint8)
+_CPU = torch.device("cpu")
 
 
 class Pending:
@@ -65,7 +65,8 @@ class Pending:
         if result is not None and result.is_sparse:
             self._tensor.data = result  # its copy_ would copy what nobody else has
         elif result is not None:
-            with memory.order(), torch.no_grad():
+            mode = torch.inference_mode if self._tensor.is_inference() else torch.no_grad
+            with memory.order(), mode():
                 self._tensor.copy_(result)
         self._end()
 
@@ -132,8 +133,8 @@ class _Context:
     for any tensor of their kind, and as much of it as is used often.
     """
 
-    def __init__(self, group: Any, deadline: float) -> None:
-        self.worker: Worker = start(group, deadline)
+    def __init__(self, group: Any, deadline: float, device: torch.device) -> None:
+        self.worker: Worker = start(group, deadline, device)
         self.meter = Meter(self.worker.engine.rank)
         self.calls = 0
         self.known: dict[_Kind, _Dense | _Sparse] = {}
@@ -238,17 +239,12 @@ def _known_context(group: Any) -> _Context | None:
     return found if found is not None and not found.worker.closed else None
 
 
-def _context(group: Any, deadline: float) -> _Context:
+def _context(group: Any, deadline: float, device: torch.device = _CPU) -> _Context:
     found = _known_context(group)
     if found is not None:
         return found
-    if group is None:
-        group = dist.group.WORLD
-    if not dist.is_initialized():
-        raise InvalidArgument("torch.distributed.init_process_group has not been called")
-    if dist.get_rank(group) < 0:
-        raise InvalidArgument("this rank is not a member of the group")
-    made = _contexts[group] = _Context(group, deadline)
+    group = check_group(group)
+    made = _contexts[group] = _Context(group, deadline, device)
     return made
 
 
@@ -274,22 +270,34 @@ def all_reduce(
     and how dense the tensor was. A name stands for one shape, type, op and codec for as long as the
     group is used.
     """
-    if not isinstance(tensor, torch.Tensor):
-        raise InvalidArgument(f"all_reduce takes a torch tensor, not {type(tensor).__name__}")
+    check_tensor(tensor)
+    if torch.is_inference_mode_enabled():  # what is kept here is used outside of it, too
+        with torch.inference_mode(False):
+            return all_reduce(
+                tensor,
+                op,
+                codec=codec,
+                name=name,
+                group=group,
+                async_op=async_op,
+                deadline=deadline,
+            )
+    check_seconds("deadline", deadline)
     sparse = tensor.layout == torch.sparse_coo
     plain = sparse or (tensor.layout == torch.strided and tensor.is_contiguous())
     sparse_dim = tensor.sparse_dim() if sparse else 0
     kind = _Kind(codec, op, tensor.dtype, tensor.layout, tensor.device, tensor.shape, sparse_dim)
     known: _Dense | _Sparse | None = None
     context = _known_context(group)
-    if context is not None and plain and isinstance(codec, str) and deadline > 0:
+    usual = isinstance(codec, str) and isinstance(op, str) and isinstance(name, (str, type(None)))
+    if context is not None and plain and usual:
         known = context.recall(name, kind)
     if context is None or known is None:
-        _check_arguments(tensor, op, codec, name, deadline)
-        context = _context(group, deadline)
-        world = context.worker.engine.world
+        check_call(tensor, op, codec, name)
+        world = dist.get_world_size(check_group(group))
         spec = _spec_for(codec, name)
         check(spec, world)
+        context = _context(group, deadline, tensor.device)
         call = _Call(spec, 1.0 / world if op == "mean" else 1.0)
         known = context.recall(name, kind) or context.learn(name, kind, tensor, call)
     context.calls += 1
@@ -316,42 +324,6 @@ def _spec_for(codec: str, name: str | None) -> str:
     return spec
 
 
-def _check_arguments(
-    tensor: torch.Tensor, op: str, codec: str, name: str | None, deadline: float
-) -> None:
-    if op not in ("sum", "mean"):
-        raise InvalidArgument(f"op {op!r} is not sum or mean")
-    if name is not None and not (isinstance(name, str) and name):
-        raise InvalidArgument(f"name {name!r} is not a name")
-    if not deadline > 0:
-        raise InvalidArgument(f"deadline {deadline!r} is not a number of seconds above 0")
-    if tensor.layout not in (torch.strided, torch.sparse_coo):
-        raise Unsupported(f"all_reduce of layout {tensor.layout}")
-    if tensor.layout == torch.sparse_coo and tensor.sparse_dim() == 0:
-        raise Unsupported("all_reduce of a sparse tensor without sparse dimensions")
-    if tensor.dtype not in DTYPES and tensor.dtype not in _PLAIN_DTYPES:
-        raise Unsupported(f"all_reduce of {tensor.dtype}")
-    if tensor.dtype not in DTYPES and not _needs_no_codec(tuned(codec), tensor.dtype):
-        raise Unsupported(f"codec {codec!r} does not take {tensor.dtype}")
-    if name is None and keeps_residual(tuned(codec)):
-        raise InvalidArgument(
-            f"codec {codec!r} keeps a residual from call to call: say by name= whose sum this is"
-        )
-    if op == "mean" and not tensor.is_floating_point():
-        raise InvalidArgument(f"the mean of {tensor.dtype} is not of that type")
-    if tensor.layout == torch.strided and any(
-        stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape)
-    ):
-        raise InvalidArgument("an expanded tensor has no memory for its sum: clone it first")
-
-
-def _needs_no_codec(spec: str, dtype: torch.dtype) -> bool:
-    """Whether a plain sum keeps the codec's promise."""
-    if kind_of(spec) == "exact" and dtype.is_floating_point:
-        return options_of(spec).get("values") != "reproducible"
-    return kind_of(spec) in ("dense", "exact")
-
-
 def _sparse_job(context: _Context, tensor: torch.Tensor, known: _Sparse) -> tuple[Pending, Job]:
     pending = Pending(tensor)
     job = SparseJob(
@@ -371,10 +343,11 @@ def _dense_job(context: _Context, tensor: torch.Tensor, known: _Dense) -> tuple[
     pending = Pending(tensor)
     call, plan, coder, _ = known
     by_piece = coder is not None and len(coder.runs) > 1
-    stands_in = not tensor.is_contiguous()
+    # Torch lets a tensor of inference mode be written to in that mode alone.
+    stands_in = tensor.is_inference() or not tensor.is_contiguous()
     flat = tensor.detach()
     if stands_in:
-        flat = flat.contiguous()
+        flat = flat.clone(memory_format=torch.contiguous_format)
     if by_piece:
         flat = flat.view(-1)
 

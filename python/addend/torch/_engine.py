@@ -462,10 +462,11 @@ def make_engine(
     group: Group,
     timeout_s: float,
     aggregator: Aggregator | None = None,
+    device_type: str = "cpu",
 ) -> Engine:
-    """An engine on a group of its own with the members of `group`; `link` is measured by whoever
-    completes it. Collective."""
-    twin = _group.make_twin(group, timeout_s)
+    """An engine on a group of its own with the members of `group`, for tensors of one type of
+    device; `link` is measured by whoever completes it. Collective."""
+    twin = _group.make_twin(group, timeout_s, device_type)
     device = _group.transport_device(twin)
     native = _group.probe(twin, device)
     engine: Engine

@@ -34,11 +34,12 @@ def group_ranks(group: Group) -> list[int]:
     return sorted(table, key=lambda rank: table[rank])
 
 
-def make_twin(group: Group, timeout_s: float) -> Group:
-    """A second group with the same members and backend. Collective over the members."""
+def make_twin(group: Group, timeout_s: float, device_type: str = "cpu") -> Group:
+    """A second group with the same members, and with the one backend that the first has for
+    tensors on such a device. Collective over the members."""
     ranks = group_ranks(group)
     options: dict[str, Any] = {
-        "backend": dist.get_backend(group),
+        "backend": backend_for(group, device_type),
         "timeout": timedelta(seconds=timeout_s),
     }
     naming: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -84,10 +85,30 @@ def _named_alike(group: Group) -> Iterator[None]:
             del names[one]
 
 
+# Backends that take host memory; others move a device's.
+_HOST_BACKENDS = ("gloo", "mpi", "ucc")
+
+
+def backends(group: Group) -> dict[str, str]:
+    """A group's backends by the type of device that they are for."""
+    config = getattr(dist, "get_backend_config", dist.get_backend)(group)
+    pairs = [part.partition(":") for part in str(config).lower().split(",")]
+    # An older torch names the one backend there is.
+    return {
+        device if name else ("cpu" if device in _HOST_BACKENDS else "cuda"): name or device
+        for device, _, name in pairs
+    }
+
+
+def backend_for(group: Group, device_type: str) -> str:
+    """The backend for tensors on such a device, or the one that they must be copied for."""
+    found = backends(group)
+    return found.get(device_type) or next(iter(found.values()))
+
+
 def transport_device(group: Group) -> torch.device:
-    """Where a group's tensors must be: NCCL moves device memory only."""
-    backend = str(dist.get_backend(group)).lower()
-    if "gloo" in backend or "mpi" in backend or "ucc" in backend:
+    """Where tensors must be for a group: host memory, unless all it has is a device's backend."""
+    if any(name in _HOST_BACKENDS for name in backends(group).values()):
         return torch.device("cpu")
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())

@@ -7,13 +7,13 @@ No postponed annotations here: DDP compares the hook's annotations with the type
 import dataclasses
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional
 
 import torch
 import torch.distributed as dist
 
 import addend
-from addend import Aggregator, Codec, InvalidArgument, Mismatch, Unavailable, Unsupported
+from addend import Aggregator, Codec, InvalidArgument, Mismatch
 from addend.torch import _group, _header, _log
 from addend.torch._coder import DTYPES, CodecJob, Coder, Memory, PlainJob, Plan, Run
 from addend.torch._engine import Engine, Link, make_engine, measure_link, open_hauler, open_mesh
@@ -57,11 +57,12 @@ def _bytes_tensor(state: bytes) -> torch.Tensor:
 def start(
     group: Any,
     deadline_s: float,
+    device: torch.device,
     link: Optional[Link] = None,
     aggregator: Optional[Aggregator] = None,
 ) -> Worker:
-    """A worker on a group of its own. Collective over `group`."""
-    engine = make_engine(group, deadline_s + 30, aggregator)
+    """A worker on a group of its own, for tensors of one device. Collective over `group`."""
+    engine = make_engine(group, deadline_s + 30, aggregator, device.type)
 
     def exchange(message: bytes) -> list[bytes]:
         return _group.exchange_blocking(engine.group, engine.device, message)
@@ -181,8 +182,6 @@ class Handle:
         }
         if buffer.is_sparse:
             name = self._names.get(id(parameters[0]), str(index))
-            if self._engine.repeats:
-                raise Unsupported(f"{name}: sparse gradients have no sums without late ranks")
             sums = self._sparse.get(name)
             if sums is None:
                 spec = self._specs.of(name)
@@ -422,67 +421,3 @@ class Handle:
     def failure(self) -> Optional[addend.Error]:
         """What ended the exchange, if something did."""
         return self._worker.failure
-
-
-def attach(
-    model: Any,
-    codec: str = "exact",
-    *,
-    overrides: Optional[Mapping[str, str]] = None,
-    scaler: Optional[Any] = None,
-    deadline: float = 300.0,
-    seed: int = 0,
-    link: Optional[Link] = None,
-    in_place: Optional[bool] = None,
-    aggregator: Union[str, Aggregator, None] = None,
-) -> Handle:
-    """Sends the gradients of a DistributedDataParallel model compressed. Collective.
-
-    codec: "exact" (lossless, chosen per bucket, dense where that is cheaper), "quant:bits=4", or
-    any other spec. overrides: specs by parameter name pattern ({"*.bias": "dense"}), the first
-    match counts. scaler: the GradScaler in use, if any, so that residuals follow its scale.
-    deadline: seconds that a bucket may wait for another rank before the step fails on all of them.
-    seed: of quantisation; the same on all ranks. link: the network's latency and speed, measured
-    when not given. in_place: let plain sums run in the bucket itself; by default only where a
-    failure then still leaves the gradients alone (gradient_as_bucket_view=False). aggregator:
-    "host:port" of an aggregation server (docs/service.md) that does the sums, its key in the file
-    that ADDEND_KEY_FILE names, or an addend.Aggregator with everything said.
-    """
-    if not hasattr(model, "register_comm_hook"):
-        raise InvalidArgument("attach takes a model wrapped in DistributedDataParallel")
-    if deadline <= 0:
-        raise InvalidArgument("deadline must be positive")
-    group = getattr(model, "process_group", None)
-    if group is None:
-        raise Unavailable("the model has no process group")
-    specs = Specs(codec, overrides or {}, dist.get_world_size(group))
-    if isinstance(aggregator, str):
-        aggregator = Aggregator(aggregator)
-    worker = start(group, deadline, link, aggregator)
-    handle = Handle(model, specs, worker, seed=seed, in_place=in_place, scaler=scaler)
-    try:
-        model.register_comm_hook(None, handle._hook)
-    except Exception:
-        worker.close()
-        raise
-    engine = worker.engine
-    parameters = [p for p in model.module.parameters() if p.requires_grad]
-    _log.INIT.info(
-        "version %s, rank %d of %d, %d parameters, %d elements of %s, codec %s, backend %s,"
-        " link %.0f us %.2f Gbit/s, %s, %s",
-        addend.__version__,
-        engine.rank,
-        engine.world,
-        len(parameters),
-        sum(p.numel() for p in parameters),
-        ", ".join(sorted({str(p.dtype) for p in parameters})),
-        specs,
-        dist.get_backend(group),
-        engine.link.latency_us,
-        engine.link.gbit_per_s,
-        "no mesh" if engine.mesh is None else "mesh",
-        "tensors staged through pinned memory"
-        if any(p.device.type != "cpu" for p in parameters)
-        else "tensors on the CPU",
-    )
-    return handle

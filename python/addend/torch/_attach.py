@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""attach: a model gets its hook."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import addend
+from addend import Aggregator, InvalidArgument, Unsupported
+from addend.torch import _log
+from addend.torch._checks import check_model, check_options, check_seconds
+from addend.torch._engine import Engine, Link
+from addend.torch._hook import Handle, start
+from addend.torch._specs import Specs, keeps_residual
+
+
+def attach(
+    model: Any,
+    codec: str = "exact",
+    *,
+    overrides: Mapping[str, str] | None = None,
+    scaler: Any | None = None,
+    deadline: float = 300.0,
+    seed: int = 0,
+    link: Link | None = None,
+    in_place: bool | None = None,
+    aggregator: str | Aggregator | None = None,
+) -> Handle:
+    """Sends the gradients of a DistributedDataParallel model compressed. Collective.
+
+    codec: "exact" (lossless, chosen per bucket, dense where that is cheaper), "quant:bits=4", or
+    any other spec. overrides: specs by parameter name pattern ({"*.bias": "dense"}), the first
+    match counts. scaler: the GradScaler in use, if any, so that residuals follow its scale.
+    deadline: seconds that a bucket may wait for another rank before the step fails on all of them.
+    seed: of quantisation; the same on all ranks. link: the network's latency and speed, measured
+    when not given. in_place: let plain sums run in the bucket itself; by default only where a
+    failure then still leaves the gradients alone (gradient_as_bucket_view=False). aggregator:
+    "host:port" of an aggregation server (docs/service.md) that does the sums, its key in the file
+    that ADDEND_KEY_FILE names, or an addend.Aggregator with everything said.
+    """
+    model = check_model(model)
+    if overrides is None:
+        overrides = {}
+    if isinstance(aggregator, str):
+        aggregator = Aggregator(aggregator)
+    check_seconds("deadline", deadline)
+    check_options(overrides, scaler, seed, link, aggregator)
+    group = model.process_group
+    specs = Specs(codec, overrides, dist.get_world_size(group))
+    sparse = _sparse_parameters(model.module)
+    for name in sparse:
+        if keeps_residual(specs.of(name)):
+            raise InvalidArgument(f"{name}: feedback needs dense gradients, this one is sparse")
+    worker = start(group, deadline, next(model.module.parameters()).device, link, aggregator)
+    try:
+        if worker.engine.repeats and sparse:
+            raise Unsupported(f"{sparse[0]}: sparse gradients have no sums without late ranks")
+        handle = Handle(model, specs, worker, seed=seed, in_place=in_place, scaler=scaler)
+        model.register_comm_hook(None, handle._hook)
+    except Exception:
+        worker.close()
+        raise
+    _log_start(model, specs, worker.engine)
+    return handle
+
+
+def _sparse_parameters(module: torch.nn.Module) -> list[str]:
+    """Names of parameters whose gradients are sparse, as DDP finds them."""
+    tables = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    ids = {id(m.weight) for m in module.modules() if isinstance(m, tables) and m.sparse}
+    return [name for name, p in module.named_parameters() if id(p) in ids and p.requires_grad]
+
+
+def _log_start(model: Any, specs: Specs, engine: Engine) -> None:
+    parameters = [p for p in model.module.parameters() if p.requires_grad]
+    _log.INIT.info(
+        "version %s, rank %d of %d, %d parameters, %d elements of %s, codec %s, backend %s,"
+        " link %.0f us %.2f Gbit/s, %s, %s",
+        addend.__version__,
+        engine.rank,
+        engine.world,
+        len(parameters),
+        sum(p.numel() for p in parameters),
+        ", ".join(sorted({str(p.dtype) for p in parameters})),
+        specs,
+        dist.get_backend(model.process_group),
+        engine.link.latency_us,
+        engine.link.gbit_per_s,
+        "no mesh" if engine.mesh is None else "mesh",
+        "tensors staged through pinned memory"
+        if any(p.device.type != "cpu" for p in parameters)
+        else "tensors on the CPU",
+    )
