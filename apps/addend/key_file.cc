@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -37,19 +36,40 @@ bool is_credential(const std::string& path) {
   return real.parent_path() == std::filesystem::weakly_canonical(folder, ignored);
 }
 
+Status check_private(int fd, const std::string& path) {
+  struct stat status {};
+  if (fstat(fd, &status) != 0) return io_error(path);
+  const mode_t not_ours = is_credential(path) ? 037 : 077;
+  if ((status.st_mode & not_ours) == 0) return {};
+  return make_error(Errc::kInvalidArgument,
+                    path + ": others may read this key; 'chmod 600' it, or make a new one");
+}
+
+Result<std::string> read_to_end(int fd, const std::string& path) {
+  std::string text;
+  char some[4096];
+  ssize_t count = 0;
+  while ((count = read(fd, some, sizeof(some))) > 0)
+    text.append(some, static_cast<std::size_t>(count));
+  if (count < 0) return io_error(path);
+  return text;
+}
+
 }  // namespace
 
-Result<ServiceKey> read_key_file(const std::string& path) {
-  struct stat status {};
-  if (stat(path.c_str(), &status) != 0) return io_error(path);
-  const mode_t not_ours = is_credential(path) ? 037 : 077;
-  if ((status.st_mode & not_ours) != 0) {
-    return make_error(Errc::kInvalidArgument,
-                      path + ": others may read this key; 'chmod 600' it, or make a new one");
-  }
-  std::ifstream file(path);
-  std::string text;
-  std::getline(file, text);
+Result<std::string> read_file(const std::string& path, Privacy privacy) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return io_error(path);
+  const Status allowed = privacy == Privacy::kPrivate ? check_private(fd, path) : Status{};
+  Result<std::string> text = allowed ? read_to_end(fd, path) : Result<std::string>(allowed.error());
+  close(fd);
+  return text;
+}
+
+Result<ServiceKey> read_key_file(const std::string& path, const ReadFile& read) {
+  auto whole = read(path, Privacy::kPrivate);
+  if (!whole) return whole.error();
+  const std::string text = whole->substr(0, whole->find('\n'));
   ServiceKey key;
   bool good = text.size() == key.bytes.size() * 2;
   for (std::size_t i = 0; good && i < key.bytes.size(); ++i) {

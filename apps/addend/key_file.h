@@ -3,6 +3,8 @@
 // with which commands say how to reach a server.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <string>
 
 #include <CLI/CLI.hpp>
@@ -12,9 +14,14 @@
 
 namespace addend::cli {
 
-/// Refuses a file that others may read. One in $CREDENTIALS_DIRECTORY may be readable by its group,
-/// as systemd makes it.
-Result<ServiceKey> read_key_file(const std::string& path);
+enum class Privacy : uint8_t { kPublic, kPrivate };
+/// A private file is refused if others may read it. One in $CREDENTIALS_DIRECTORY may be readable
+/// by its group, as systemd makes it.
+Result<std::string> read_file(const std::string& path, Privacy privacy);
+/// read_file, or another way to have what it would give.
+using ReadFile = std::function<Result<std::string>(const std::string& path, Privacy privacy)>;
+
+Result<ServiceKey> read_key_file(const std::string& path, const ReadFile& read = read_file);
 /// Refuses to replace a file.
 Status write_key_file(const std::string& path, const ServiceKey& key);
 

@@ -12,34 +12,28 @@
 
 #include "apps/addend/command.h"
 #include "apps/addend/harden.h"
-#include "apps/addend/key_file.h"
 #include "apps/addend/serve_config.h"
+#include "apps/addend/serve_files.h"
 
 namespace addend::cli {
 namespace {
-
-struct ServeOptions {
-  std::string config_file;
-  std::string key_file;
-  std::string address;
-  uint16_t port = 7700;
-  uint32_t threads = 1;
-};
-
-// The pages' port is so far above the control plane's.
-constexpr int kHttpAbove = 80;
 
 constexpr const char* kFooter =
     "With --config, everything comes from the file (docs/service.md). Without, one tenant named\n"
     "'default' has the key of --key; UDP takes the ports behind --port, and /metrics and a page "
     "are\n"
     "at 127.0.0.1, 80 ports above it.\n"
-    "SIGTERM and SIGINT drain: no new workers, then out when the last one has left or time is up; "
-    "a\n"
-    "second signal ends at once.\n\n"
+    "SIGTERM and SIGINT end the server and leave jobs as they are: workers wait for the next one "
+    "and\n"
+    "go on. Jobs that 'addend job create' made are still there then if --state-dir keeps them. "
+    "With\n"
+    "drain_s in the file, jobs end: no new workers, then out when the last one has left or time "
+    "is\n"
+    "up; a second signal ends at once. SIGHUP reads the files again: tenants, keys, limits,\n"
+    "certificates. A mistake in them is logged, and all stays as it was.\n\n"
     "Examples:\n"
     "  addend keygen lab.key && addend serve --key lab.key\n"
-    "  addend serve --config /etc/addend/serve.toml\n";
+    "  addend serve --config /etc/addend/serve.toml --state-dir /var/lib/addend\n";
 
 spdlog::level::level_enum level_of(LogLevel level) {
   constexpr spdlog::level::level_enum kLevels[] = {spdlog::level::debug, spdlog::level::info,
@@ -47,13 +41,17 @@ spdlog::level::level_enum level_of(LogLevel level) {
   return kLevels[static_cast<std::size_t>(level)];
 }
 
-// One line an event: "event name=value ...", or a JSON object.
-LogSink make_log(const ServeConfig& config) {
+std::shared_ptr<spdlog::logger> make_logger(const ServeConfig& config) {
   auto logger =
       std::make_shared<spdlog::logger>("addend", std::make_shared<spdlog::sinks::stderr_sink_mt>());
   logger->set_level(spdlog::level::from_str(config.log_level));
   logger->flush_on(spdlog::level::info);
   logger->set_pattern(config.json_log ? "%v" : "%Y-%m-%dT%H:%M:%S.%e%z %l %v");
+  return logger;
+}
+
+// One line an event: "event name=value ...", or a JSON object.
+LogSink sink_of(const std::shared_ptr<spdlog::logger>& logger, const ServeConfig& config) {
   return [logger, json = config.json_log](LogLevel level, std::string_view event,
                                           std::span<const LogField> fields) {
     if (!logger->should_log(level_of(level))) return;
@@ -76,27 +74,6 @@ LogSink make_log(const ServeConfig& config) {
   };
 }
 
-Result<ServeConfig> make_config(const ServeOptions& options) {
-  if (!options.config_file.empty()) return read_serve_config(options.config_file);
-  if (options.key_file.empty()) {
-    return make_error(Errc::kInvalidArgument, "give --config FILE or --key FILE");
-  }
-  const auto key = read_key_file(options.key_file);
-  if (!key) return key.error();
-  ServeConfig config;
-  config.server.address = options.address;
-  config.server.control_port = options.port;
-  config.server.data_port = static_cast<uint16_t>(options.port == 0 ? 0 : options.port + 1);
-  config.server.http_port =
-      static_cast<uint16_t>(options.port == 0 ? 0 : options.port + kHttpAbove);
-  config.server.threads = options.threads;
-  config.server.tenants.resize(1);
-  config.server.tenants[0].name = "default";
-  config.server.tenants[0].key = *key;
-  config.server.tenants[0].sees_all = true;
-  return config;
-}
-
 // Sockets are open, keys and certificates are read, and the log has found its time zone.
 Status harden(const ServeConfig& config, const LogSink& log) {
   ADDEND_TRY(drop_privileges(config.user));
@@ -107,28 +84,94 @@ Status harden(const ServeConfig& config, const LogSink& log) {
   return {};
 }
 
-int run_serve(const ServeOptions& options) {
-  auto config = make_config(options);
-  if (!config) return fail(config.error());
-  // Before any thread exists, so that all inherit it and sigwait below is the only taker.
+// What a running server cannot change, if it was changed.
+std::string fixed_changes(const ServeConfig& old, const ServeConfig& now) {
+  const ServerOptions &a = old.server, &b = now.server;
+  const std::pair<const char*, bool> settings[] = {
+      {"address", a.address != b.address},
+      {"control_port", a.control_port != b.control_port},
+      {"data_port", a.data_port != b.data_port},
+      {"threads", a.threads != b.threads},
+      {"[http]",
+       a.http != b.http || a.http_address != b.http_address || a.http_port != b.http_port},
+      {"user", old.user != now.user},
+      {"seccomp", old.seccomp != now.seccomp},
+      {"json", old.json_log != now.json_log}};
+  std::string names;
+  for (const auto& [name, differs] : settings) {
+    if (differs) names += (names.empty() ? "" : ", ") + std::string(name);
+  }
+  return names;
+}
+
+void reload(ServeFiles& files, Server& server, ServeConfig& config, spdlog::logger& logger,
+            const LogSink& log) {
+  auto read = files.config();
+  const Status status = read ? server.reload(read->server) : Status(read.error());
+  if (!status) {
+    const LogField fields[] = {{"why", status.error().message}};
+    return log(LogLevel::kError, "reload refused: all settings stay as they were", fields);
+  }
+  logger.set_level(spdlog::level::from_str(read->log_level));
+  config.drain_s = read->drain_s;
+  if (const std::string fixed = fixed_changes(config, *read); !fixed.empty()) {
+    const LogField fields[] = {{"settings", fixed}};
+    log(LogLevel::kWarning, "some settings change only with a restart", fields);
+  }
+  const LogField fields[] = {{"tenants", std::to_string(read->server.tenants.size())}};
+  log(LogLevel::kInfo, "reloaded", fields);
+}
+
+// Before any thread exists, so that all inherit it and sigwait is the only taker.
+sigset_t block_signals() {
   sigset_t signals;
   sigemptyset(&signals);
-  sigaddset(&signals, SIGTERM);
-  sigaddset(&signals, SIGINT);
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP})
+    sigaddset(&signals, signal);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  signal(SIGPIPE, SIG_IGN);
-  const LogSink log = make_log(*config);
+  std::signal(SIGPIPE, SIG_IGN);
+  return signals;
+}
+
+void stop(Server& server, const ServeConfig& config, const sigset_t& signals, const LogSink& log) {
+  // The second one has its usual effect.
+  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+  if (config.drain_s == 0) return log(LogLevel::kInfo, "stopping: jobs may go on", {});
+  server.drain(std::chrono::milliseconds(static_cast<int64_t>(config.drain_s * 1000)));
+}
+
+Error start_error(const Error& error, const ServeOptions& options) {
+  if (error.code != Errc::kMalformed || options.state_folder.empty()) return error;
+  return make_error(error.code, options.state_folder + ": " + error.message +
+                                    "; move the file 'jobs' away to start without them");
+}
+
+int run_serve(const ServeOptions& options) {
+  const sigset_t signals = block_signals();
+  auto files = ServeFiles::start(options);
+  if (!files) return fail(files.error());
+  auto config = (*files)->config();
+  if (!config) return fail(config.error());
+  auto state = (*files)->state();
+  if (!state) return fail(state.error());
+  config->server.state = *std::move(state);
+  if (!options.state_folder.empty()) {
+    config->server.save_state = [&](std::span<const uint8_t> bytes) {
+      return (*files)->save(bytes);
+    };
+  }
+  const auto logger = make_logger(*config);
+  const LogSink log = sink_of(logger, *config);
   auto server = Server::start(config->server, log);
-  if (!server) return fail(server.error());
+  if (!server) return fail(start_error(server.error(), options));
   const Status status = harden(*config, log);
   if (!status) return fail(status.error());
   fmt::print("control {} http {}\n", (*server)->control_port(), (*server)->http_port());
   std::fflush(stdout);
   int signal_number = 0;
-  sigwait(&signals, &signal_number);
-  // The second one has its usual effect.
-  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
-  (*server)->drain(std::chrono::milliseconds(static_cast<int64_t>(config->drain_s * 1000)));
+  while (sigwait(&signals, &signal_number) == 0 && signal_number == SIGHUP)
+    reload(**files, **server, *config, *logger, log);
+  stop(**server, *config, signals, log);
   return 0;
 }
 
@@ -138,6 +181,8 @@ void add_serve_command(CLI::App& app, Exit& exit) {
   CLI::App* command = app.add_subcommand("serve", "Run the aggregation server");
   auto options = std::make_shared<ServeOptions>();
   command->add_option("--config", options->config_file, "TOML file")->type_name("FILE");
+  command->add_option("--state-dir", options->state_folder, "where jobs are kept over a restart")
+      ->type_name("DIR");
   command->add_option("--key", options->key_file, "file with the key of tenant 'default'")
       ->type_name("FILE");
   command->add_option("--address", options->address, "to listen at; default: all");

@@ -9,8 +9,6 @@
 #include <fmt/format.h>
 #include <toml++/toml.h>
 
-#include "apps/addend/key_file.h"
-
 namespace addend::cli {
 namespace {
 
@@ -91,7 +89,8 @@ Result<const toml::table*> table_at(const toml::table& root, const char* name) {
                     fmt::format("'{0}' wants to be a table: write [{0}]", name));
 }
 
-Status read_tenant(const toml::table& table, std::size_t number, ServerOptions& server) {
+Status read_tenant(const toml::table& table, std::size_t number, ServerOptions& server,
+                   const ReadFile& read) {
   TenantOptions tenant;
   std::string key_file;
   Reader reader(table, fmt::format("[[tenant]] number {}", number));
@@ -105,7 +104,7 @@ Status read_tenant(const toml::table& table, std::size_t number, ServerOptions& 
   reader.number("packets_per_s", tenant.packets_per_s);
   ADDEND_TRY(reader.finish());
   if (!key_file.empty()) {
-    const auto key = read_key_file(key_file);
+    const auto key = read_key_file(key_file, read);
     if (!key) return key.error();
     tenant.key = *key;
   }
@@ -113,7 +112,7 @@ Status read_tenant(const toml::table& table, std::size_t number, ServerOptions& 
   return {};
 }
 
-Status read_server(const toml::table& table, ServeConfig& config) {
+Status read_server(const toml::table& table, ServeConfig& config, const ReadFile&) {
   ServerOptions& server = config.server;
   Reader reader(table, "[server]");
   reader.text("address", server.address);
@@ -127,7 +126,7 @@ Status read_server(const toml::table& table, ServeConfig& config) {
   return reader.finish();
 }
 
-Status read_http(const toml::table& table, ServeConfig& config) {
+Status read_http(const toml::table& table, ServeConfig& config, const ReadFile&) {
   Reader reader(table, "[http]");
   reader.flag("enabled", config.server.http);
   reader.text("address", config.server.http_address);
@@ -135,7 +134,7 @@ Status read_http(const toml::table& table, ServeConfig& config) {
   return reader.finish();
 }
 
-Status read_tls(const toml::table& table, ServeConfig& config) {
+Status read_tls(const toml::table& table, ServeConfig& config, const ReadFile& read) {
   ServiceCertificates& files = config.server.certificates;
   Reader reader(table, "[tls]");
   reader.text("authority", files.authority);
@@ -146,10 +145,16 @@ Status read_tls(const toml::table& table, ServeConfig& config) {
   if (some && (files.authority.empty() || files.certificate.empty() || files.key.empty())) {
     return make_error(Errc::kInvalidArgument, "[tls]: give authority, certificate and key");
   }
+  for (std::string* file : {&files.authority, &files.certificate, &files.key}) {
+    if (!some) break;
+    auto pem = read(*file, Privacy::kPublic);
+    if (!pem) return pem.error();
+    *file = *std::move(pem);
+  }
   return {};
 }
 
-Status read_log(const toml::table& table, ServeConfig& config) {
+Status read_log(const toml::table& table, ServeConfig& config, const ReadFile&) {
   constexpr std::string_view kLevels[] = {"debug", "info", "warning", "error"};
   Reader reader(table, "[log]");
   reader.flag("json", config.json_log);
@@ -157,7 +162,7 @@ Status read_log(const toml::table& table, ServeConfig& config) {
   return reader.finish();
 }
 
-Status read_tenants(const toml::table& root, ServeConfig& config) {
+Status read_tenants(const toml::table& root, ServeConfig& config, const ReadFile& read) {
   if (!root.contains("tenant")) return {};
   const Error no_row =
       make_error(Errc::kInvalidArgument, "there may be several tenants: write [[tenant]]");
@@ -166,15 +171,15 @@ Status read_tenants(const toml::table& root, ServeConfig& config) {
   for (std::size_t i = 0; i < tenants->size(); ++i) {
     const toml::table* tenant = (*tenants)[i].as_table();
     if (tenant == nullptr) return no_row;
-    ADDEND_TRY(read_tenant(*tenant, i + 1, config.server));
+    ADDEND_TRY(read_tenant(*tenant, i + 1, config.server, read));
   }
   return {};
 }
 
-Status read_tables(const toml::table& root, ServeConfig& config) {
+Status read_tables(const toml::table& root, ServeConfig& config, const ReadFile& read) {
   constexpr struct {
     const char* name;
-    Status (*read)(const toml::table& table, ServeConfig& config);
+    Status (*take)(const toml::table& table, ServeConfig& config, const ReadFile& read);
   } kTables[] = {
       {"server", read_server}, {"http", read_http}, {"tls", read_tls}, {"log", read_log}};
   for (const auto& [key, value] : root) {
@@ -188,27 +193,50 @@ Status read_tables(const toml::table& root, ServeConfig& config) {
   for (const auto& table : kTables) {
     const auto found = table_at(root, table.name);
     if (!found) return found.error();
-    ADDEND_TRY(table.read(**found, config));
+    ADDEND_TRY(table.take(**found, config, read));
   }
-  return read_tenants(root, config);
+  return read_tenants(root, config, read);
 }
 
-}  // namespace
-
-Result<ServeConfig> read_serve_config(const std::string& path) {
+Result<ServeConfig> read_serve_config(const std::string& path, const ReadFile& read) {
   ServeConfig config;
   config.server.control_port = 7700;
   config.server.data_port = 7701;
   config.server.http_port = 7780;
+  const auto text = read(path, Privacy::kPublic);
+  if (!text) return text.error();
   try {
-    const toml::table root = toml::parse_file(path);
-    Status status = read_tables(root, config);
+    const toml::table root = toml::parse(*text, path);
+    Status status = read_tables(root, config, read);
     if (!status) return make_error(status.error().code, path + ": " + status.error().message);
   } catch (const toml::parse_error& error) {
     return make_error(Errc::kInvalidArgument,
                       fmt::format("{}:{}: {}", path, error.source().begin.line,
                                   std::string_view(error.description())));
   }
+  return config;
+}
+
+}  // namespace
+
+Result<ServeConfig> make_config(const ServeOptions& options, const ReadFile& read) {
+  if (!options.config_file.empty()) return read_serve_config(options.config_file, read);
+  if (options.key_file.empty()) {
+    return make_error(Errc::kInvalidArgument, "give --config FILE or --key FILE");
+  }
+  const auto key = read_key_file(options.key_file, read);
+  if (!key) return key.error();
+  ServeConfig config;
+  config.server.address = options.address;
+  config.server.control_port = options.port;
+  config.server.data_port = static_cast<uint16_t>(options.port == 0 ? 0 : options.port + 1);
+  config.server.http_port =
+      static_cast<uint16_t>(options.port == 0 ? 0 : options.port + kHttpAbove);
+  config.server.threads = options.threads;
+  config.server.tenants.resize(1);
+  config.server.tenants[0].name = "default";
+  config.server.tenants[0].key = *key;
+  config.server.tenants[0].sees_all = true;
   return config;
 }
 

@@ -15,7 +15,7 @@ struct ServiceKey {
   bool is_set() const { return bytes != std::array<uint8_t, 32>{}; }
 };
 
-/// PEM files of one end; all empty: none.
+/// Of one end, each PEM or the path of a PEM file; all empty: none.
 struct ServiceCertificates {
   std::string authority, certificate, key;
 };

@@ -30,6 +30,9 @@ struct LogField {
 using LogSink =
     std::function<void(LogLevel level, std::string_view event, std::span<const LogField> fields)>;
 
+/// Keeps bytes so that they outlive the process; on an error what was kept before is still there.
+using SaveState = std::function<Status(std::span<const uint8_t> state)>;
+
 /// A party that may have jobs, and how much of the server they may take together.
 struct TenantOptions {
   std::string name;        ///< what it calls itself, with a key or in its certificate's common name
@@ -51,12 +54,17 @@ struct ServerOptions {
   std::string http_address = "127.0.0.1";
   uint16_t http_port = 0;  ///< 0: any
   std::vector<TenantOptions> tenants;
-  /// PEM files; with them, clients may also come with a certificate of this authority.
+  /// With them, clients may also come with a certificate of this authority.
   ServiceCertificates certificates;
   uint32_t max_connections = 1024;
+  /// Where jobs that operators made are kept, and what an earlier server kept there ("": nothing).
+  /// Without, they end with the server. Holds keys of jobs.
+  SaveState save_state;
+  std::vector<uint8_t> state;
 };
 
-/// A running server. Its threads do the work; any thread may call.
+/// A running server. Its threads do the work; any thread may call. Destroying it leaves jobs as
+/// they are: workers join the next server at that address and go on.
 class Server {
  public:
   virtual ~Server() = default;
@@ -65,6 +73,9 @@ class Server {
 
   virtual uint16_t control_port() const = 0;
   virtual uint16_t http_port() const = 0;  ///< 0 without http
+  /// Other tenants, certificates and number of connections, while jobs go on; the rest of `options`
+  /// is not looked at. On an error nothing has changed. Jobs of tenants that are no more end.
+  virtual Status reload(const ServerOptions& options) = 0;
   /// Takes no new jobs and workers, and waits until those that are here have left. After `patience`
   /// it ends what is left. The server answers until it is destroyed.
   virtual void drain(std::chrono::milliseconds patience) = 0;

@@ -47,7 +47,7 @@ Result<net::Descriptor> connect_tcp(const net::Address& address, Deadline deadli
 Credentials credentials_of(const ServiceAccess& access) {
   Credentials credentials{access.identity, Secret(access.key.bytes), std::nullopt};
   if (!access.certificates.authority.empty()) {
-    credentials.certificates = CertificateFiles{
+    credentials.certificates = Certificates{
         access.certificates.authority, access.certificates.certificate, access.certificates.key};
   }
   return credentials;

@@ -8,6 +8,7 @@
 
 #include <openssl/bio.h>
 #include <openssl/err.h>
+#include <openssl/pem.h>
 #include <openssl/ssl.h>
 #include <openssl/x509.h>
 #include <openssl/x509v3.h>
@@ -87,16 +88,69 @@ BIO* new_bio(int fd) {
   return bio;
 }
 
-Status load(SSL_CTX* context, const CertificateFiles& files) {
-  if (SSL_CTX_load_verify_locations(context, files.authority.c_str(), nullptr) != 1) {
-    return tls_error("cannot read the authority's certificate " + files.authority);
+// PEM, or a file with it. What is PEM is not named in errors: it may be a private key.
+class Pem {
+ public:
+  explicit Pem(const std::string& text)
+      : is_path_(text.find("-----BEGIN") == std::string::npos),
+        name_(is_path_ ? " " + text : ""),
+        bio_(is_path_ ? BIO_new_file(text.c_str(), "r")
+                      : BIO_new_mem_buf(text.data(), static_cast<int>(text.size()))) {}
+  ~Pem() { BIO_free(bio_); }
+  Pem(const Pem&) = delete;
+  Pem& operator=(const Pem&) = delete;
+
+  BIO* get() const { return bio_; }
+  const std::string& name() const { return name_; }
+  /// The next certificate, which is the caller's, or null.
+  X509* certificate() const {
+    return bio_ == nullptr ? nullptr : PEM_read_bio_X509_AUX(bio_, nullptr, nullptr, nullptr);
   }
-  if (SSL_CTX_use_certificate_chain_file(context, files.certificate.c_str()) != 1) {
-    return tls_error("cannot read the certificate " + files.certificate);
+
+ private:
+  bool is_path_;
+  std::string name_;
+  BIO* bio_;
+};
+
+bool trust(SSL_CTX* context, const Pem& pem) {
+  bool good = false;
+  while (X509* authority = pem.certificate()) {
+    good = X509_STORE_add_cert(SSL_CTX_get_cert_store(context), authority) == 1;
+    X509_free(authority);
+    if (!good) return false;
   }
-  if (SSL_CTX_use_PrivateKey_file(context, files.key.c_str(), SSL_FILETYPE_PEM) != 1) {
-    return tls_error("cannot read the private key " + files.key);
+  return good;
+}
+
+bool use_chain(SSL_CTX* context, const Pem& pem) {
+  X509* own = pem.certificate();
+  bool good = own != nullptr && SSL_CTX_use_certificate(context, own) == 1;
+  X509_free(own);
+  while (X509* next = good ? pem.certificate() : nullptr) {
+    good = SSL_CTX_add0_chain_cert(context, next) == 1;
+    if (!good) X509_free(next);
   }
+  return good;
+}
+
+bool use_key(SSL_CTX* context, const Pem& pem) {
+  EVP_PKEY* key = pem.get() == nullptr
+                      ? nullptr
+                      : PEM_read_bio_PrivateKey(pem.get(), nullptr, nullptr, nullptr);
+  const bool good = key != nullptr && SSL_CTX_use_PrivateKey(context, key) == 1;
+  EVP_PKEY_free(key);
+  return good;
+}
+
+Status load(SSL_CTX* context, const Certificates& certificates) {
+  const Pem authority(certificates.authority), own(certificates.certificate), key(certificates.key);
+  if (!trust(context, authority)) {
+    return tls_error("cannot read the authority's certificate" + authority.name());
+  }
+  if (!use_chain(context, own)) return tls_error("cannot read the certificate" + own.name());
+  if (!use_key(context, key)) return tls_error("cannot use the private key" + key.name());
+  ERR_clear_error();  // the end of a file is one
   return {};
 }
 
@@ -165,7 +219,7 @@ TlsContext& TlsContext::operator=(TlsContext&&) noexcept = default;
 ssl_ctx_st* TlsContext::get() const { return state_->context; }
 
 Result<TlsContext> TlsContext::server(FindKey find_key,
-                                      const std::optional<CertificateFiles>& certificates) {
+                                      const std::optional<Certificates>& certificates) {
   auto state = std::make_unique<State>();
   state->find_key = std::move(find_key);
   auto context = new_context(TLS_server_method(), *state);

@@ -19,8 +19,8 @@ struct ssl_ctx_st;
 
 namespace addend::auth {
 
-/// Certificates of one end, as PEM files.
-struct CertificateFiles {
+/// Certificates of one end, each as PEM or as the path of a PEM file.
+struct Certificates {
   std::string authority, certificate, key;
 };
 
@@ -28,7 +28,7 @@ struct CertificateFiles {
 struct Credentials {
   std::string identity;  ///< with a key: its name
   Secret key;
-  std::optional<CertificateFiles> certificates;  ///< instead of the key
+  std::optional<Certificates> certificates;  ///< instead of the key
 };
 
 class TlsContext {
@@ -37,7 +37,7 @@ class TlsContext {
   using FindKey = std::function<std::optional<Secret>(const std::string& identity)>;
 
   static Result<TlsContext> server(FindKey find_key,
-                                   const std::optional<CertificateFiles>& certificates);
+                                   const std::optional<Certificates>& certificates);
   /// With certificates, `host` is the name or address that the server's one must be for.
   static Result<TlsContext> client(const Credentials& credentials, const std::string& host);
 

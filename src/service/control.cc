@@ -46,6 +46,7 @@ struct Control::Connection {
   ConnectionId id;
   net::Descriptor socket;
   net::Address peer;
+  std::shared_ptr<auth::TlsContext> tls;  // which its stream needs, whatever is loaded meanwhile
   auth::TlsStream stream;
   Clock::time_point since = Clock::now();
   bool shaken = false;
@@ -69,15 +70,31 @@ Result<std::unique_ptr<Control>> Control::start(
   control->wake_ = net::Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!control->wake_) return net::io_error("eventfd");
   control->registry_ = make_registry(*control);
-  auto tls = auth::TlsContext::server(
-      [raw = control.get()](const std::string& identity) {
-        return raw->registry_->key_of(identity);
-      },
-      options.certificates);
+  auto tls = control->make_tls(options);
   if (!tls) return tls.error();
-  control->tls_.emplace(*std::move(tls));
+  control->tls_ = *std::move(tls);
   control->thread_ = std::thread(&Control::run, control.get());
   return control;
+}
+
+Result<std::shared_ptr<auth::TlsContext>> Control::make_tls(const ControlOptions& options) {
+  auto tls = auth::TlsContext::server(
+      [this](const std::string& identity) { return registry_->key_of(identity); },
+      options.certificates);
+  if (!tls) return tls.error();
+  return std::make_shared<auth::TlsContext>(*std::move(tls));
+}
+
+Status Control::reload(const ControlOptions& options, std::vector<TenantOptions> tenants) {
+  auto tls = make_tls(options);
+  if (!tls) return tls.error();
+  post([this, tls = *std::move(tls), most = options.max_connections,
+        tenants = std::move(tenants)](Registry& registry) {
+    tls_ = tls;
+    options_.max_connections = most;
+    registry.set_tenants(tenants);
+  });
+  return {};
 }
 
 Control::~Control() {
@@ -149,7 +166,7 @@ void Control::accept_all() {
     auto stream = auth::TlsStream::create(*tls_, socket.get(), auth::TlsStream::Side::kServer);
     if (!stream) continue;
     connections_.push_back(std::unique_ptr<Connection>(
-        new Connection{next_id_++, std::move(socket), peer, *std::move(stream)}));
+        new Connection{next_id_++, std::move(socket), peer, tls_, *std::move(stream)}));
   }
 }
 

@@ -23,7 +23,7 @@ using JobCounters = std::function<void(const JobView& view, addend_control_statu
 struct ControlOptions {
   net::Address address;
   uint32_t max_connections = 1024;
-  std::optional<auth::CertificateFiles> certificates;
+  std::optional<auth::Certificates> certificates;
 };
 
 class Control final : private Mail {
@@ -36,6 +36,9 @@ class Control final : private Mail {
   ~Control() override;
 
   uint16_t port() const { return port_; }
+  /// Other certificates, number of connections and tenants from now on; connections that are there
+  /// stay. On an error nothing has changed. The address is not looked at.
+  Status reload(const ControlOptions& options, std::vector<TenantOptions> tenants);
   /// Runs on the control thread, in order. Any thread may call.
   void post(std::function<void(Registry&)> work);
   uint32_t connections() const { return connection_count_.load(std::memory_order_relaxed); }
@@ -44,6 +47,7 @@ class Control final : private Mail {
   struct Connection;
   Control(const ControlOptions& options, JobCounters counters, LogSink log);
 
+  Result<std::shared_ptr<auth::TlsContext>> make_tls(const ControlOptions& options);
   void run();
   void run_posted();
   void accept_all();
@@ -61,7 +65,7 @@ class Control final : private Mail {
   JobCounters counters_;
   LogSink log_;
   std::unique_ptr<Registry> registry_;
-  std::optional<auth::TlsContext> tls_;
+  std::shared_ptr<auth::TlsContext> tls_;
   net::Descriptor listener_, wake_;
   uint16_t port_ = 0;
   std::vector<std::unique_ptr<Connection>> connections_;

@@ -5,6 +5,7 @@
 
 #include "addend/service.h"
 #include "auth/control_client.h"
+#include "service/journal.h"
 
 namespace addend {
 namespace {
@@ -41,18 +42,8 @@ Status put_name(std::span<char> field, const std::string& name) {
 }  // namespace
 
 Status create_job(const ServiceAccess& access, const JobOptions& options) {
-  addend_control_job job{};
+  addend_control_job job = service::message_of(options);
   ADDEND_TRY(put_name(job.name, options.name));
-  job.world = options.world;
-  job.slots = options.slots;
-  job.payload_bytes = options.payload_bytes;
-  job.quorum = options.quorum;
-  job.patience_ns = static_cast<uint64_t>(options.patience.count());
-  if (options.floats) job.flags |= ADDEND_CONTROL_FLOATS;
-  if (options.key.is_set()) {
-    job.flags |= ADDEND_CONTROL_OWN_KEY;
-    std::memcpy(job.key, options.key.bytes.data(), sizeof(job.key));
-  }
   return ask(access, ADDEND_CONTROL_CREATE, job);
 }
 

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "net/control_message.h"
+#include "service/journal.h"
 
 namespace addend::service {
 namespace {
@@ -18,21 +19,6 @@ bool is_name(const std::string& text) {
   return !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) {
     return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
   });
-}
-
-JobOptions options_of(const addend_control_job& message) {
-  JobOptions options;
-  options.name = net::get_text(message.name);
-  options.world = message.world;
-  options.slots = message.slots;
-  options.payload_bytes = message.payload_bytes;
-  options.floats = (message.flags & ADDEND_CONTROL_FLOATS) != 0;
-  options.patience = std::chrono::nanoseconds(message.patience_ns);
-  options.quorum = message.quorum;
-  if ((message.flags & ADDEND_CONTROL_OWN_KEY) != 0) {
-    std::memcpy(options.key.bytes.data(), message.key, sizeof(message.key));
-  }
-  return options;
 }
 
 aggregate::SlotsOptions slots_of(const JobOptions& options, bool floats_allowed) {
@@ -80,6 +66,22 @@ Resume resume_of(const Members& members, uint32_t slots) {
   return resume;
 }
 
+// Whether a job can be at all, whoever has it.
+Status check(const JobOptions& options) {
+  if (!is_name(options.name)) {
+    return make_error(Errc::kInvalidArgument,
+                      "a job's name has letters, digits, dots, dashes and underscores");
+  }
+  // A trial of one slot tells whether the rest makes sense.
+  aggregate::SlotsOptions trial = slots_of(options, true);
+  if (trial.slots == 0 || trial.slots > ADDEND_CONTROL_MAX_SLOTS) {
+    return make_error(Errc::kInvalidArgument, "a job has 1 to 65536 slots");
+  }
+  trial.slots = 1;
+  const auto slots = aggregate::Slots::create(trial);
+  return slots ? Status{} : Status(slots.error());
+}
+
 template <typename T>
 std::span<const uint8_t> bytes_of(const T& body) {
   return {reinterpret_cast<const uint8_t*>(&body), sizeof(T)};
@@ -88,12 +90,54 @@ std::span<const uint8_t> bytes_of(const T& body) {
 }  // namespace
 
 Registry::Registry(std::vector<TenantOptions> tenants, uint32_t boot, Planes& planes, Mail& mail,
-                   LogSink log)
+                   LogSink log, SaveState save)
     : tenants_(std::move(tenants)),
       boot_(boot),
       planes_(planes),
       mail_(mail),
-      log_(std::move(log)) {}
+      log_(std::move(log)),
+      save_(std::move(save)) {}
+
+Status Registry::restore(std::span<const uint8_t> state) {
+  const auto jobs = decode_jobs(state);
+  if (!jobs) return jobs.error();
+  for (const KeptJob& kept : *jobs) {
+    const Status good = check(kept.options);
+    if (!good) {
+      return make_error(Errc::kMalformed,
+                        "saved job " + kept.options.name + " cannot be: " + good.error().message);
+    }
+    const TenantOptions* tenant = tenant_of(kept.tenant);
+    if (tenant == nullptr || tenant->name != kept.tenant) {
+      const LogField fields[] = {{"tenant", kept.tenant}, {"job", kept.options.name}};
+      log_(LogLevel::kWarning, "saved job dropped: there is no such tenant", fields);
+      continue;
+    }
+    Job& job = add(kept.tenant, kept.options);
+    job.draining = kept.draining;
+    log(LogLevel::kInfo, "job restored", job, ADDEND_FRAME_EVERYONE);
+  }
+  return {};
+}
+
+Status Registry::save() const {
+  if (!save_) return {};
+  std::vector<KeptJob> kept;
+  for (const auto& [key, job] : jobs_) {
+    if (is_kept(job)) kept.push_back({job.tenant, job.options, job.draining});
+  }
+  return save_(encode_jobs(kept));
+}
+
+void Registry::set_tenants(std::vector<TenantOptions> tenants) {
+  tenants_ = std::move(tenants);
+  std::vector<Key> orphans;
+  for (const auto& [key, job] : jobs_) {
+    if (tenant_of(key.first) == nullptr) orphans.push_back(key);
+  }
+  for (const Key& key : orphans)
+    end_job(key);
+}
 
 const TenantOptions* Registry::tenant_of(const std::string& identity) const {
   const std::string name = identity.substr(0, identity.find('/'));
@@ -117,10 +161,7 @@ std::optional<auth::Secret> Registry::key_of(const std::string& identity) const 
 
 Status Registry::admit(const TenantOptions& tenant, const JobOptions& options) const {
   if (closed_) return make_error(Errc::kUnavailable, "the server is draining");
-  if (!is_name(options.name)) {
-    return make_error(Errc::kInvalidArgument,
-                      "a job's name has letters, digits, dots, dashes and underscores");
-  }
+  ADDEND_TRY(check(options));
   if (options.floats && !tenant.floats) {
     return make_error(Errc::kUnsupported, "tenant " + tenant.name + " may not sum floats");
   }
@@ -141,14 +182,7 @@ Status Registry::admit(const TenantOptions& tenant, const JobOptions& options) c
   if (memory > tenant.max_memory_bytes) {
     return beyond("bytes of slots and positions", memory, tenant.max_memory_bytes);
   }
-  // A trial of one slot tells whether the rest makes sense.
-  aggregate::SlotsOptions trial = slots_of(options, true);
-  if (trial.slots == 0 || trial.slots > ADDEND_CONTROL_MAX_SLOTS) {
-    return make_error(Errc::kInvalidArgument, "a job has 1 to 65536 slots");
-  }
-  trial.slots = 1;
-  auto slots_made = aggregate::Slots::create(trial);
-  return slots_made ? Status{} : Status(slots_made.error());
+  return {};
 }
 
 Status Registry::create(const std::string& identity, const addend_control_job& message) {
@@ -161,14 +195,34 @@ Status Registry::create(const std::string& identity, const addend_control_job& m
     return make_error(Errc::kInvalidArgument, "there is a job named " + options.name);
   }
   ADDEND_TRY(admit(*tenant, options));
-  Job job;
+  const Job& job = add(tenant->name, options);
+  const Status saved = save();
+  if (!saved) {
+    jobs_.erase({tenant->name, options.name});
+    return saved;
+  }
+  log(LogLevel::kInfo, "job created", job, ADDEND_FRAME_EVERYONE);
+  return {};
+}
+
+Registry::Job& Registry::add(const std::string& tenant, const JobOptions& options) {
+  Job& job = jobs_[{tenant, options.name}];
   job.options = options;
-  job.tenant = tenant->name;
+  job.tenant = tenant;
   job.members.resize(options.world);
   job.memory_bytes = memory_of(options);
-  log(LogLevel::kInfo, "job created", job, ADDEND_FRAME_EVERYONE);
-  jobs_.emplace(Key{tenant->name, options.name}, std::move(job));
-  return {};
+  return job;
+}
+
+void Registry::erase(const Key& key) {
+  const bool kept = is_kept(jobs_.at(key));
+  jobs_.erase(key);
+  if (!kept) return;
+  const Status saved = save();
+  if (saved) return;
+  const LogField fields[] = {
+      {"tenant", key.first}, {"job", key.second}, {"why", saved.error().message}};
+  log_(LogLevel::kError, "a job that is gone stays saved", fields);
 }
 
 Result<Registry::Job*> Registry::job_to_join(const std::string& identity,
@@ -194,13 +248,16 @@ Result<Registry::Job*> Registry::job_to_join(const std::string& identity,
   if (known == jobs_.end()) {
     if (identity != tenant->name) return make_error(Errc::kUnavailable, "no job named " + name);
     // Workers take floats where they may; where not, they send integers.
-    addend_control_job wanted = join.job;
-    if (!tenant->floats) wanted.flags &= ~ADDEND_CONTROL_FLOATS;
-    ADDEND_TRY(create(identity, wanted));
-    jobs_.at(key).transient = true;
+    JobOptions wanted = options_of(join.job);
+    wanted.floats = wanted.floats && tenant->floats;
+    ADDEND_TRY(admit(*tenant, wanted));
+    Job& made = add(tenant->name, wanted);
+    made.transient = true;
+    log(LogLevel::kInfo, "job created", made, ADDEND_FRAME_EVERYONE);
   }
   Job& job = jobs_.at(key);
-  if (closed_ || job.draining) {
+  // Workers that were in it before the server restarted may come back to finish.
+  if (closed_ || (job.draining && join.positions == 0)) {
     return make_error(Errc::kUnavailable, "job " + name + " is draining");
   }
   if (join.job.world != job.options.world) {
@@ -501,7 +558,7 @@ void Registry::remove_if_done(const Key& key) {
   job.epoch = job.past_epoch = 0;
   if (!job.transient && !job.draining && !closed_) return;
   log(LogLevel::kInfo, "job removed", job, ADDEND_FRAME_EVERYONE);
-  jobs_.erase(key);
+  erase(key);
 }
 
 Result<Registry::Key> Registry::job_to_drain(const std::string& identity,
@@ -527,7 +584,13 @@ Status Registry::drain(const std::string& identity, const addend_control_drain& 
   const auto key = job_to_drain(identity, which);
   if (!key) return key.error();
   Job& job = jobs_.at(*key);
+  const bool before = job.draining;
   job.draining = true;
+  const Status saved = save();
+  if (!saved) {
+    job.draining = before;
+    return saved;
+  }
   log(LogLevel::kInfo, "job draining", job, ADDEND_FRAME_EVERYONE);
   remove_if_done(*key);
   return {};
@@ -544,16 +607,19 @@ void Registry::close() {
 
 void Registry::end_all() {
   closed_ = true;
-  while (!jobs_.empty()) {
-    Job& job = jobs_.begin()->second;
-    const Key key = jobs_.begin()->first;
-    if (job.epoch != 0) end_epoch(job, ADDEND_NOTICE_CLOSED, ADDEND_FRAME_EVERYONE);
-    for (Member& member : job.members) {
-      workers_.erase(member.connection);
-      member = {};
-    }
-    remove_if_done(key);
+  while (!jobs_.empty())
+    end_job(Key(jobs_.begin()->first));
+}
+
+void Registry::end_job(const Key& key) {
+  Job& job = jobs_.at(key);
+  if (job.epoch != 0) end_epoch(job, ADDEND_NOTICE_CLOSED, ADDEND_FRAME_EVERYONE);
+  for (Member& member : job.members) {
+    workers_.erase(member.connection);
+    member = {};
   }
+  job.draining = true;
+  remove_if_done(key);
 }
 
 std::vector<JobView> Registry::jobs() const {

@@ -57,8 +57,16 @@ struct JobView {
 /// One thread at a time.
 class Registry {
  public:
+  /// `save` is given what restore takes, whenever a job that must outlive the process comes, goes
+  /// or changes; it may be empty.
   Registry(std::vector<TenantOptions> tenants, uint32_t boot, Planes& planes, Mail& mail,
-           LogSink log);
+           LogSink log, SaveState save = {});
+
+  /// Takes up the jobs that an earlier registry saved, whatever the limits are now; those of
+  /// tenants that are no more are dropped.
+  Status restore(std::span<const uint8_t> state);
+  /// Other keys and limits from now on. Jobs of tenants that are no more end.
+  void set_tenants(std::vector<TenantOptions> tenants);
 
   /// The pre-shared key of "tenant" or "tenant/job".
   std::optional<auth::Secret> key_of(const std::string& identity) const;
@@ -110,10 +118,16 @@ class Registry {
     uint64_t memory_bytes = 0;
   };
   using Key = std::pair<std::string, std::string>;  // tenant, name
+  // A job of its workers goes with them and comes back with them.
+  static bool is_kept(const Job& job) { return !job.transient || job.draining; }
 
   const TenantOptions* tenant_of(const std::string& identity) const;
   Status admit(const TenantOptions& tenant, const JobOptions& options) const;
   Result<Key> job_to_drain(const std::string& identity, const addend_control_drain& which) const;
+  Job& add(const std::string& tenant, const JobOptions& options);
+  void erase(const Key& key);
+  Status save() const;
+  void end_job(const Key& key);
   Result<Job*> job_to_join(const std::string& identity, const addend_control_join& join);
   Status ask_for_path(Job& job, uint32_t worker);
   Error refuse_path(Job& job, uint32_t worker);
@@ -131,6 +145,7 @@ class Registry {
   Planes& planes_;
   Mail& mail_;
   LogSink log_;
+  SaveState save_;
   bool closed_ = false;
   std::map<Key, Job> jobs_;
   std::map<ConnectionId, Key> workers_;

@@ -405,6 +405,90 @@ TEST_F(RegistryTest, ClosingEndsEverythingAndLeavesNothingBehind) {
   registry_.lost(10);
 }
 
+// A registry whose jobs are kept, and one that takes them up.
+class KeptJobsTest : public RegistryTest {
+ protected:
+  std::unique_ptr<Registry> make(std::vector<TenantOptions> tenants) {
+    return std::make_unique<Registry>(
+        std::move(tenants), 78, planes_, mail_,
+        [](LogLevel, std::string_view, std::span<const LogField>) {},
+        [this](std::span<const uint8_t> state) {
+          if (!fails_) saved_.assign(state.begin(), state.end());
+          return fails_ ? Status(make_error(Errc::kIo, "no room")) : Status{};
+        });
+  }
+  std::vector<std::string> names_after_restart(std::vector<TenantOptions> tenants) {
+    const auto registry = make(std::move(tenants));
+    EXPECT_TRUE(registry->restore(saved_));
+    std::vector<std::string> names;
+    for (const JobView& view : registry->jobs())
+      names.push_back(view.tenant + "/" + view.name);
+    return names;
+  }
+  std::vector<uint8_t> saved_;
+  bool fails_ = false;
+};
+
+TEST_F(KeptJobsTest, JobsOfOperatorsOutliveTheServerAndThoseOfWorkersDoNot) {
+  const auto before = make(tenants());
+  addend_control_job job = message("own", 0).job;
+  job.flags = ADDEND_CONTROL_OWN_KEY;
+  std::memset(job.key, 9, sizeof(job.key));
+  ASSERT_TRUE(before->create("one", job));
+  ASSERT_TRUE(before->join(10, "one", peer_, message("ring", 0), {}));
+  EXPECT_EQ(names_after_restart(tenants()), (std::vector<std::string>{"one/own"}));
+  const auto after = make(tenants());
+  ASSERT_TRUE(after->restore(saved_));
+  EXPECT_EQ(after->key_of("one/own")->bytes()[0], 9);
+  ASSERT_TRUE(after->drain("one", which("own")));
+  EXPECT_TRUE(names_after_restart(tenants()).empty());
+}
+
+TEST_F(KeptJobsTest, LimitsBindNewJobsAndNotThoseThatWereThere) {
+  const auto before = make(tenants());
+  ASSERT_TRUE(before->create("one", message("a", 0, 2, 30).job));
+  std::vector<TenantOptions> narrow = tenants();
+  narrow[0].max_slots = 20;
+  EXPECT_EQ(names_after_restart(narrow).size(), 1u);
+  narrow.erase(narrow.begin());
+  EXPECT_TRUE(names_after_restart(narrow).empty());
+}
+
+TEST_F(KeptJobsTest, WhatCannotBeKeptIsRefused) {
+  const auto registry = make(tenants());
+  fails_ = true;
+  EXPECT_EQ(registry->create("one", message("a", 0).job).error().code, Errc::kIo);
+  EXPECT_TRUE(registry->empty());
+  fails_ = false;
+  ASSERT_TRUE(registry->create("one", message("a", 0).job));
+  fails_ = true;
+  EXPECT_FALSE(registry->drain("one", which("a")));
+  EXPECT_FALSE(registry->jobs()[0].draining);
+}
+
+TEST_F(KeptJobsTest, OnlyWorkersThatWereThereComeBackToADrainingJob) {
+  const auto before = make(tenants());
+  ASSERT_TRUE(before->join(10, "one", peer_, message("ring", 0), {}));
+  ASSERT_TRUE(before->drain("one", which("ring")));
+  const auto after = make(tenants());
+  ASSERT_TRUE(after->restore(saved_));
+  EXPECT_FALSE(after->join(20, "one", peer_, message("ring", 0), {}));
+  addend_control_join back = message("ring", 0);
+  back.positions = 10;
+  EXPECT_TRUE(after->join(21, "one", peer_, back, std::vector<uint32_t>(10, 3)));
+}
+
+TEST_F(KeptJobsTest, JobsOfATenantThatIsNoMoreEnd) {
+  start_ring();
+  std::vector<TenantOptions> others = tenants();
+  others.erase(others.begin());
+  registry_.set_tenants(others);
+  EXPECT_TRUE(registry_.empty());
+  EXPECT_TRUE(planes_.live.empty());
+  EXPECT_EQ(mail_.of(ADDEND_CONTROL_ENDED).size(), 2u);
+  EXPECT_FALSE(join(12, 0));
+}
+
 TEST_F(RegistryTest, AThousandJobsComeAndGo) {
   for (ConnectionId i = 0; i < 1000; ++i) {
     const std::string name = "job" + std::to_string(i);

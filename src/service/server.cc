@@ -81,6 +81,40 @@ class Threads final : public Planes {
   std::vector<std::unique_ptr<DataThread>> threads_;
 };
 
+Status check(const ServerOptions& options) {
+  if (options.threads == 0 || options.threads > ADDEND_CONTROL_MAX_THREADS) {
+    return make_error(Errc::kInvalidArgument, "a server has 1 to 64 data threads");
+  }
+  if (options.data_port + options.threads > 65536u) {
+    return make_error(Errc::kInvalidArgument,
+                      "the data threads would take ports up to " +
+                          std::to_string(options.data_port + options.threads - 1));
+  }
+  if (options.max_connections == 0) {
+    return make_error(Errc::kInvalidArgument, "a server without connections has nothing to do");
+  }
+  if (options.tenants.empty()) {
+    return make_error(Errc::kInvalidArgument, "a server without tenants has nothing to do");
+  }
+  std::set<std::string> names;
+  for (const TenantOptions& tenant : options.tenants) {
+    const bool good = !tenant.name.empty() &&
+                      std::all_of(tenant.name.begin(), tenant.name.end(), [](unsigned char c) {
+                        return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
+                      });
+    if (!good || tenant.name.size() >= ADDEND_CONTROL_NAME_BYTES) {
+      return make_error(Errc::kInvalidArgument, "'" + tenant.name + "' is no name for a tenant");
+    }
+    if (!names.insert(tenant.name).second) {
+      return make_error(Errc::kInvalidArgument, "two tenants are named " + tenant.name);
+    }
+    if (!tenant.key.is_set() && options.certificates.authority.empty()) {
+      return make_error(Errc::kInvalidArgument, "tenant " + tenant.name + " has no key");
+    }
+  }
+  return {};
+}
+
 class RunningServer final : public Server {
  public:
   ~RunningServer() override {
@@ -120,6 +154,11 @@ class RunningServer final : public Server {
   uint16_t http_port() const override { return http_ ? http_->port() : uint16_t{0}; }
   std::string metrics() const override { return to_metrics(status()); }
 
+  Status reload(const ServerOptions& options) override {
+    ADDEND_TRY(check(options));
+    return control_->reload(control_options(options, {}), options.tenants);
+  }
+
   void drain(std::chrono::milliseconds patience) override {
     log_(LogLevel::kInfo, "draining", {});
     control_->post([](Registry& registry) { registry.close(); });
@@ -153,21 +192,30 @@ class RunningServer final : public Server {
     ended_to_->post([notice](Registry& registry) { registry.ended(notice); });
   }
 
-  Status start_control(const ServerOptions& options, net::Address address) {
-    address.set_port(options.control_port);
+  static ControlOptions control_options(const ServerOptions& options, const net::Address& address) {
     ControlOptions control{address, options.max_connections, std::nullopt};
     if (!options.certificates.authority.empty()) {
       control.certificates =
-          auth::CertificateFiles{options.certificates.authority, options.certificates.certificate,
-                                 options.certificates.key};
+          auth::Certificates{options.certificates.authority, options.certificates.certificate,
+                             options.certificates.key};
     }
+    return control;
+  }
+
+  Status start_control(const ServerOptions& options, net::Address address) {
+    address.set_port(options.control_port);
+    Status restored;
     auto started = Control::start(
-        control,
+        control_options(options, address),
         [&](Mail& mail) {
-          return std::make_unique<Registry>(options.tenants, boot_, threads_, mail, log_);
+          auto registry = std::make_unique<Registry>(options.tenants, boot_, threads_, mail, log_,
+                                                     options.save_state);
+          if (!options.state.empty()) restored = registry->restore(options.state);
+          return registry;
         },
         [this](const JobView& view, addend_control_status& out) { fill(view, out); }, log_);
     if (!started) return started.error();
+    ADDEND_TRY(restored);
     control_ = *std::move(started);
     const std::lock_guard lock(ended_mutex_);
     ended_to_ = control_.get();
@@ -223,40 +271,6 @@ class RunningServer final : public Server {
   Control* ended_to_ = nullptr;  // guarded by ended_mutex_
   std::unique_ptr<Http> http_;
 };
-
-Status check(const ServerOptions& options) {
-  if (options.threads == 0 || options.threads > ADDEND_CONTROL_MAX_THREADS) {
-    return make_error(Errc::kInvalidArgument, "a server has 1 to 64 data threads");
-  }
-  if (options.data_port + options.threads > 65536u) {
-    return make_error(Errc::kInvalidArgument,
-                      "the data threads would take ports up to " +
-                          std::to_string(options.data_port + options.threads - 1));
-  }
-  if (options.max_connections == 0) {
-    return make_error(Errc::kInvalidArgument, "a server without connections has nothing to do");
-  }
-  if (options.tenants.empty()) {
-    return make_error(Errc::kInvalidArgument, "a server without tenants has nothing to do");
-  }
-  std::set<std::string> names;
-  for (const TenantOptions& tenant : options.tenants) {
-    const bool good = !tenant.name.empty() &&
-                      std::all_of(tenant.name.begin(), tenant.name.end(), [](unsigned char c) {
-                        return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
-                      });
-    if (!good || tenant.name.size() >= ADDEND_CONTROL_NAME_BYTES) {
-      return make_error(Errc::kInvalidArgument, "'" + tenant.name + "' is no name for a tenant");
-    }
-    if (!names.insert(tenant.name).second) {
-      return make_error(Errc::kInvalidArgument, "two tenants are named " + tenant.name);
-    }
-    if (!tenant.key.is_set() && options.certificates.authority.empty()) {
-      return make_error(Errc::kInvalidArgument, "tenant " + tenant.name + " has no key");
-    }
-  }
-  return {};
-}
 
 }  // namespace
 }  // namespace addend::service

@@ -15,10 +15,10 @@ from typing import List
 
 from network import wait_until
 
-ADDEND, WORKER = (sys.argv.pop(1), sys.argv.pop(1)) if len(sys.argv) > 2 else ("addend", "quorum_worker")
+ADDEND, WORKER = (sys.argv.pop(1), sys.argv.pop(1)) if len(sys.argv) > 2 else ("addend", "service_worker")
 WORLD, STOPPED = 4, 3
 WITHOUT = 1 << STOPPED
-GRADIENTS = 6  # as in quorum_worker.cc
+GRADIENTS = 6  # as in service_worker.cc
 
 
 def element(worker: int, step: int, i: int) -> float:

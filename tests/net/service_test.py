@@ -141,6 +141,12 @@ class ServiceTest(unittest.TestCase):
         done = addend("perf", "--reducer", "service", *self.access(), "-b", "64K", "-e", "64K", "-n", 2)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn('job="ring"', self.get("/metrics"))
+        # It may no longer read its key, but can still have it read again.
+        self.server.send_signal(signal.SIGHUP)
+        assert self.server.stderr is not None
+        while "reload" not in (line := self.server.stderr.readline()):
+            pass
+        self.assertIn("reloaded", line)
 
     def test_certificates_open_the_door_instead_of_keys(self) -> None:
         def openssl(*arguments: object) -> None:
@@ -148,12 +154,16 @@ class ServiceTest(unittest.TestCase):
 
         openssl("req", "-x509", "-newkey", "ed25519", "-nodes", "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=authority",
                 "-days", 2)
-        for name, usage in (("server", "subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth"),
-                            ("lab", "extendedKeyUsage=clientAuth"), ("stranger", "extendedKeyUsage=clientAuth")):
+
+        def certify(name: str, usage: str) -> None:
             (self.folder / "usage").write_text(usage)
             openssl("req", "-newkey", "ed25519", "-nodes", "-keyout", f"{name}.key.pem", "-out", "request", "-subj", f"/CN={name}")
             openssl("x509", "-req", "-in", "request", "-CA", "ca.pem", "-CAkey", "ca.key", "-days", 2, "-extfile", "usage", "-out",
                     f"{name}.pem")
+
+        certify("server", "subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth")
+        certify("lab", "extendedKeyUsage=clientAuth")
+        certify("stranger", "extendedKeyUsage=clientAuth")
         self.serve(extra=f'[tls]\nauthority = "{self.folder}/ca.pem"\ncertificate = "{self.folder}/server.pem"\n'
                          f'key = "{self.folder}/server.key.pem"')
 
@@ -167,8 +177,15 @@ class ServiceTest(unittest.TestCase):
         # A certificate of the authority for nobody we know, and a server that is not the one that was asked for.
         self.assertIn("only a tenant may create jobs", create("stranger", "127.0.0.1", "b").stderr)
         self.assertEqual(create("lab", "localhost", "c").returncode, 1)
+        # A certificate that was renewed, here for that name, is there after a reload.
+        certify("server", "subjectAltName=DNS:localhost\nextendedKeyUsage=serverAuth")
+        self.server.send_signal(signal.SIGHUP)
+        assert self.server.stderr is not None
+        while "reloaded" not in (line := self.server.stderr.readline()):
+            self.assertNotIn("refused", line)
+        self.assertEqual(create("lab", "localhost", "c").returncode, 0)
         # Keys still work beside them.
-        self.assertEqual(len(json.loads(addend("job", "list", "--json", *self.access()).stdout)), 1)
+        self.assertEqual(len(json.loads(addend("job", "list", "--json", *self.access()).stdout)), 2)
 
     def test_mistakes_in_the_configuration_are_named(self) -> None:
         for text, words in (("[server]\nthreds = 2\n", "no key 'threds'"), ("[srver]\n", "no table [srver]"),

@@ -113,8 +113,19 @@ class ConfinedTest(unittest.TestCase):
         done = self.ask("perf", "--reducer", "service", "-b", "64K", "-e", "64K", "-n", 2, "--json", control=control)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual([row["wrong"] for row in json.loads(done.stdout)["results"]][:1], [0])
+        # Its files are within its reach: it keeps a job, and reads its configuration again.
+        self.assertEqual(self.ask("job", "create", "ring", "--workers", 2, control=control).returncode, 0)
+        self.assertEqual((self.state / "jobs").stat().st_uid, USER)
+        self.assertIn("-HUP", read_unit(UNIT)["ExecReload"][0])
+        server.send_signal(signal.SIGHUP)
+        assert server.stderr is not None
+        log = line = ""
+        while "reload" not in line:
+            line = server.stderr.readline()
+            log += line
+        self.assertIn("reloaded tenants=1", line)
         server.send_signal(signal.SIGTERM)
-        log = server.communicate(timeout=60)[1]
+        log += server.communicate(timeout=60)[1]
         self.assertEqual(server.returncode, 0, log)
         given = int(Path("/proc/sys/net/core/rmem_max").read_text())
         small = f"receive buffers are small asked_bytes={8 << 20} got_bytes={given} remedy=sysctl net.core.rmem_max={8 << 20}"

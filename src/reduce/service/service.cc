@@ -270,13 +270,22 @@ class ServiceReducer final : public Reducer {
       auto session = Session::join(options_, socket_, stream_.positions(), patience);
       if (session) {
         session_ = *std::move(session);
-        return resume(deadline);
+        const Status status = resume(until);
+        if (status || session_->news() != Session::News::kGone) return status;
+        last = status.error();
+      } else {
+        last = session.error();
+        if (!may_pass(last)) return last;
       }
-      last = session.error();
-      if (last.code != Errc::kUnavailable && last.code != Errc::kIo) return last;
       std::this_thread::sleep_for(kReconnectPause);
     }
     return make_error(Errc::kTimeout, "the aggregator did not come back: " + last.message);
+  }
+
+  // The server, or some worker, is not back yet.
+  static bool may_pass(const Error& error) {
+    return error.code == Errc::kUnavailable || error.code == Errc::kIo ||
+           error.code == Errc::kTimeout;
   }
 
   Status resume(Deadline deadline) {
@@ -311,6 +320,10 @@ class ServiceReducer final : public Reducer {
       return make_error(Errc::kCapacity, "a job has at most 16 tables");
     }
     auto number = session_->table(table, deadline);
+    while (!number && may_pass(number.error()) && session_->news() == Session::News::kGone) {
+      ADDEND_TRY(rejoin(deadline));
+      number = session_->table(table, deadline);
+    }
     if (!number) return number.error();
     tables_.push_back(table);
     stream_.set_table(static_cast<uint32_t>(tables_.size() - 1), *number);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One worker of a job with a quorum, for quorum_test.py: does a step for each line on stdin and
-// prints what came of it. Usage: quorum_worker HOST:PORT KEY_HEX JOB WORLD WORKER steps|planes
+// One worker of a job, for tests that need processes: does a step for each line on stdin and prints
+// what came of it. JOB is the name of a job, or tenant/job with the job's own key.
+// Usage: service_worker HOST:PORT KEY_HEX JOB WORLD WORKER steps|planes
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -30,12 +31,14 @@ constexpr uint64_t kGradients = 6;    // steps with one; in later steps only res
 ServiceReducerOptions options_of(char** argv) {
   ServiceReducerOptions options;
   options.access.aggregator = argv[1];
-  options.access.identity = "lab";
+  const std::string job = argv[3];
+  const std::size_t slash = job.find('/');
+  options.access.identity = slash == std::string::npos ? "lab" : job;
+  options.job = job.substr(slash + 1);
   const std::string hex = argv[2];
   for (std::size_t i = 0; i < options.access.key.bytes.size(); ++i)
     options.access.key.bytes[i] =
         static_cast<uint8_t>(std::stoul(hex.substr(2 * i, 2), nullptr, 16));
-  options.job = argv[3];
   options.world = static_cast<uint32_t>(std::stoul(argv[4]));
   options.worker = static_cast<uint32_t>(std::stoul(argv[5]));
   return options;

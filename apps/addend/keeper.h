@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// A second process that handles files for a server which has given up opening any: it was forked
+// before the server had sockets, knows only the requests it was made with, and goes when the server
+// does.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "addend/result.h"
+
+namespace addend::cli {
+
+class Keeper {
+ public:
+  /// Does what a request asks and returns the answer. Runs in the keeper's process.
+  using Work = std::function<Result<std::string>(const std::string& request)>;
+
+  /// Forks. REQUIRES: this process has one thread.
+  static Result<std::unique_ptr<Keeper>> start(const Work& work);
+  ~Keeper();
+  Keeper(const Keeper&) = delete;
+  Keeper& operator=(const Keeper&) = delete;
+
+  /// Any thread; requests are done one after the other.
+  Result<std::string> ask(const std::string& request);
+
+ private:
+  explicit Keeper(int socket) : socket_(socket) {}
+  int socket_;
+  std::mutex mutex_;
+};
+
+}  // namespace addend::cli

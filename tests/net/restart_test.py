@@ -1,0 +1,297 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A server that is stopped, killed, started again and told to read its files anew while workers, each a process, sum through it.
+Usage: restart_test.py PATH_OF_ADDEND PATH_OF_SERVICE_WORKER"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import unittest
+import urllib.request
+from pathlib import Path
+from typing import List
+
+from network import wait_until
+
+ADDEND, WORKER = (sys.argv.pop(1), sys.argv.pop(1)) if len(sys.argv) > 2 else ("addend", "service_worker")
+WORLD = 3
+SEED = int(os.environ.get("ADDEND_RESTART_SEED", "1"))
+STEPS = 4  # around an interruption
+ROUNDS = int(os.environ.get("ADDEND_RESTART_ROUNDS", "2"))  # of each kind of interruption
+
+
+def addend(*arguments: object) -> subprocess.CompletedProcess:
+    return subprocess.run([ADDEND, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=120)
+
+
+class RestartTest(unittest.TestCase):
+    def setUp(self) -> None:
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.folder = Path(scratch.name)
+        self.state = self.folder / "state"
+        self.key, self.job_key = self.folder / "lab.key", self.folder / "job.key"
+        for key in (self.key, self.job_key):
+            self.assertEqual(addend("keygen", key).returncode, 0)
+        # An address of our own: nobody takes the port while the server is away.
+        self.address = f"127.{100 + os.getpid() % 100}.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
+        self.control = self.http = "0"
+        self.log = self.folder / "log"
+        self.server: subprocess.Popen | None = None
+        self.addCleanup(self.kill)
+
+    def configure(self, extra: str = "", server: str = "") -> None:
+        (self.folder / "serve.toml").write_text(
+            f'[server]\naddress = "{self.address}"\ncontrol_port = {self.control}\ndata_port = 0\n{server}\n'
+            f'[http]\nport = {self.http}\n[[tenant]]\nname = "lab"\nkey_file = "{self.key}"\n{extra}\n')
+
+    def launch(self) -> subprocess.Popen:
+        with self.log.open("a") as log:
+            return subprocess.Popen([ADDEND, "serve", "--config", self.folder / "serve.toml", "--state-dir", self.state],
+                                    stdout=subprocess.PIPE, stderr=log, text=True)
+
+    def start(self) -> None:
+        self.server = self.launch()
+        assert self.server.stdout is not None
+        words = self.server.stdout.readline().split()
+        self.assertTrue(words, self.log.read_text())
+        self.control, self.http = words[1], words[3]
+        self.configure()
+
+    def end(self, how: signal.Signals) -> None:
+        assert self.server is not None
+        self.server.send_signal(how)
+        self.server.communicate(timeout=30)
+
+    def kill(self) -> None:
+        if self.server is not None and self.server.poll() is None:
+            self.end(signal.SIGKILL)
+
+    def logged(self, words: str) -> int:
+        return self.log.read_text().count(words)
+
+    def reload(self, expected: str) -> None:
+        before = self.logged(expected)
+        assert self.server is not None
+        self.server.send_signal(signal.SIGHUP)
+        wait_until(lambda: self.logged(expected) > before, expected)
+
+    def access(self, key: Path | None = None, identity: str = "lab") -> List[object]:
+        return ["--aggregator", f"{self.address}:{self.control}", "--identity", identity, "--key", key or self.key]
+
+    def jobs(self) -> list:
+        done = addend("job", "list", "--json", *self.access())
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return json.loads(done.stdout)
+
+    def status(self) -> dict:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.http}/status.json", timeout=10) as page:
+            return json.loads(page.read().decode())
+
+    def turns(self) -> int:
+        return sum(job["turns"] for job in self.status()["jobs"])
+
+    def run_process(self, *command: object) -> subprocess.Popen:
+        process = subprocess.Popen([str(word) for word in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        return process
+
+    def create(self, *words: object) -> None:
+        done = addend("job", "create", "ring", "--workers", WORLD, *words, "--job-key", self.job_key, *self.access())
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def perf(self, iterations: int, key: Path | None = None, identity: str = "lab/ring") -> List[subprocess.Popen]:
+        """Check the last sum of each codec."""
+        return [self.run_process(ADDEND, "perf", "--reducer", "service", "--workers", WORLD, "--worker", number, "-b", "512K", "-e",
+                                 "512K", "-c", "dense", "-c", "exact:values=reproducible", "-c", "quant:carrier=indices", "--values",
+                                 "integers", "--json", "--job", "ring", "-n", iterations, *self.access(key or self.job_key, identity))
+                for number in range(WORLD)]
+
+    def finish(self, processes: List[subprocess.Popen]) -> None:
+        for number, process in enumerate(processes):
+            out, err = process.communicate(timeout=240)
+            self.assertEqual(process.returncode, 0, out + err + self.log.read_text()[-4000:])
+            if number == 0:
+                self.assertEqual([row["wrong"] for row in json.loads(out)["results"]], [0, 0, 0])
+
+    def workers(self) -> List[subprocess.Popen]:
+        """Check every lane of every step."""
+        key = self.job_key.read_text().strip()
+        return [self.run_process(WORKER, f"{self.address}:{self.control}", key, "lab/ring", WORLD, number, "planes")
+                for number in range(WORLD)]
+
+    def release(self, processes: List[subprocess.Popen], steps: int) -> None:
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("step\n" * steps)
+            process.stdin.flush()
+
+    def take_step(self, process: subprocess.Popen, step: int) -> None:
+        assert process.stdout is not None
+        self.assertEqual(process.stdout.readline(), f"{step} 0 0 0\n", self.log.read_text()[-4000:])
+
+    def interrupt(self, kind: str) -> None:
+        if kind == "reload":
+            self.reload("reloaded")
+        elif kind == "bad reload":
+            (self.folder / "serve.toml").write_text("[server]\nthreds = 2\n")
+            self.reload("reload refused")
+            self.configure()
+        else:
+            self.end(signal.SIGTERM if kind == "restart" else signal.SIGKILL)
+            self.start()
+
+    def test_every_sum_is_right_whatever_happens_to_the_server(self) -> None:
+        self.configure()
+        self.start()
+        self.create("--slots", 64, "--patience", 20)
+        processes = self.workers()
+        kinds = ["restart", "crash", "reload", "bad reload"] * ROUNDS
+        random.Random(SEED).shuffle(kinds)
+        print(f"seed {SEED}: {kinds}")
+        for number, kind in enumerate(kinds):
+            self.release(processes, STEPS)
+            self.take_step(processes[0], number * STEPS)
+            self.interrupt(kind)  # in the middle of the others
+            for step in range(number * STEPS, (number + 1) * STEPS):
+                for process in processes[1 if step == number * STEPS else 0:]:
+                    self.take_step(process, step)
+        self.assertEqual([(job["job"], job["slots"], job["joined"]) for job in self.jobs()], [("ring", 64, WORLD)])
+
+    def test_jobs_of_their_workers_go_on_too(self) -> None:
+        self.configure()
+        self.start()
+        processes = self.perf(150, self.key, "lab")
+        for kind in ("restart", "crash"):
+            wait_until(lambda: self.turns() > 300, "sums since the server started")
+            self.interrupt(kind)
+        self.finish(processes)
+        wait_until(lambda: self.jobs() == [], "a server without jobs")
+
+    def test_a_job_keeps_its_key_its_slots_and_its_patience(self) -> None:
+        self.configure()
+        self.start()
+        self.create("--slots", 48, "--patience", 1)
+        for how in (signal.SIGTERM, signal.SIGKILL):
+            self.end(how)
+            self.start()
+        self.assertEqual([(job["job"], job["slots"]) for job in self.jobs()], [("ring", 48)])
+        kept = self.state / "jobs"
+        self.assertEqual(stat.S_IMODE(kept.stat().st_mode), 0o600)
+        self.assertEqual(stat.S_IMODE(self.state.stat().st_mode), 0o700)
+        processes = self.perf(100000)
+        wait_until(lambda: self.turns() > 100, "sums")
+        processes[-1].send_signal(signal.SIGSTOP)
+        for process in processes[:-1]:
+            _, err = process.communicate(timeout=60)
+            self.assertIn(f"worker {WORLD - 1} did not contribute in time", err)
+
+    def test_a_job_that_drains_is_finished_by_its_workers_after_a_restart(self) -> None:
+        self.configure()
+        self.start()
+        self.create()
+        processes = self.perf(150)
+        wait_until(lambda: self.turns() > 300, "sums")
+        self.assertEqual(addend("job", "drain", "ring", *self.access()).returncode, 0)
+        self.end(signal.SIGTERM)
+        self.start()
+        self.assertIn("draining", addend("perf", "--reducer", "service", "--workers", WORLD, "--worker", 0, "--job", "ring",
+                                         *self.access()).stderr)
+        self.finish(processes)
+        wait_until(lambda: self.jobs() == [], "a server without jobs")
+        self.end(signal.SIGTERM)
+        self.start()
+        self.assertEqual(self.jobs(), [])
+
+    def test_drain_s_ends_jobs_for_good(self) -> None:
+        self.configure()
+        self.start()
+        self.create()
+        self.configure(server="drain_s = 0.1")
+        self.reload("reloaded")
+        processes = self.perf(100000)
+        wait_until(lambda: self.turns() > 100, "sums")
+        self.end(signal.SIGTERM)
+        for process in processes:
+            self.assertIn("the server left the job", process.communicate(timeout=60)[1])
+        self.start()
+        self.assertEqual(self.jobs(), [])
+
+    def test_a_reload_brings_tenants_and_takes_them_away(self) -> None:
+        self.configure()
+        self.start()
+        other = self.folder / "other.key"
+        self.assertEqual(addend("keygen", other).returncode, 0)
+        self.configure(f'max_slots = 600\n[[tenant]]\nname = "other"\nkey_file = "{other}"', server="threads = 2")
+        self.assertEqual(addend("job", "list", *self.access(other, "other")).returncode, 1)
+        self.reload("reloaded tenants=2")
+        self.assertRegex(self.log.read_text(), "some settings change only with a restart settings=.*threads")
+        self.assertEqual(addend("job", "create", "theirs", "--workers", 1, *self.access(other, "other")).returncode, 0)
+        self.create("--slots", 600)
+        refused = addend("job", "create", "more", "--workers", 1, "--slots", 1, *self.access())
+        self.assertIn("would have 601 slots", refused.stderr)
+        self.configure()
+        self.reload("reloaded tenants=1")
+        wait_until(lambda: len(self.status()["jobs"]) == 1, "a server without the jobs of the tenant that is gone")
+        self.assertEqual(addend("job", "list", *self.access(other, "other")).returncode, 1)
+        # A key that was exchanged: who has the new one gets in, who has the old one does not.
+        self.key.unlink()
+        self.assertEqual(addend("keygen", self.key).returncode, 0)
+        self.assertEqual(addend("job", "list", *self.access()).returncode, 1)
+        self.reload("reloaded tenants=1")
+        self.assertEqual(len(self.jobs()), 1)
+
+    def test_damaged_state_is_refused_by_name_and_the_old_one_survives_a_crash_in_the_middle(self) -> None:
+        self.configure()
+        self.start()
+        self.create()
+        self.end(signal.SIGTERM)
+        kept = self.state / "jobs"
+        whole = kept.read_bytes()
+        rng = random.Random(SEED)
+        cuts = [whole[:rng.randrange(len(whole))] for _ in range(3)] + [b"", whole + b"x"]
+        for damaged in [*cuts, bytes([*whole[:40], whole[40] ^ 1, *whole[41:]])]:
+            kept.write_bytes(damaged)
+            before = self.log.stat().st_size
+            server = self.launch()
+            self.assertEqual(server.communicate(timeout=30)[0], "")
+            self.assertEqual(server.returncode, 1)
+            self.assertIn(str(self.state), self.log.read_text()[before:])
+        # What a server that dies while it writes leaves behind.
+        kept.write_bytes(whole)
+        (self.state / "jobs.new").write_bytes(whole[:50])
+        self.start()
+        self.assertEqual(len(self.jobs()), 1)
+        self.assertEqual(addend("job", "drain", "ring", *self.access()).returncode, 0)
+        self.assertEqual(self.jobs(), [])
+
+    def test_two_servers_do_not_share_a_state(self) -> None:
+        self.configure()
+        self.start()
+        self.control = self.http = "0"
+        self.configure()
+        second = self.launch()
+        self.assertEqual(second.communicate(timeout=30)[0], "")
+        self.assertEqual(self.logged("another server keeps its jobs here"), 1)
+
+    def test_a_job_that_cannot_be_kept_is_refused(self) -> None:
+        self.configure()
+        self.start()
+        (self.state / "jobs.new").mkdir()
+        done = addend("job", "create", "ring", "--workers", 1, *self.access())
+        self.assertEqual(done.returncode, 1)
+        self.assertIn(f"{self.state}/jobs: File exists", done.stderr)
+        self.assertEqual(self.jobs(), [])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
