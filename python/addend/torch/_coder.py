@@ -535,8 +535,10 @@ class CodecJob(GradientJob):
     def fail(self, error: Exception) -> None:
         if self._trip is not None:
             self._leave(self._trip)
-        self._take_back()
-        super().fail(error)
+        try:
+            self._take_back()
+        finally:  # whoever waits must be told all the same
+            super().fail(error)
 
 
 class PlainJob(GradientJob):

@@ -213,13 +213,14 @@ def _connections() -> dict[int, _Identity]:
     return connections
 
 
-def abort(group: Group) -> None:
-    """Ends what is in flight, where that can be done; otherwise it ends by its timeout."""
+def abort(group: Group, device: torch.device) -> None:
+    """Ends what is in flight, where that can be done; otherwise it ends by its timeout. `device`:
+    the group's; torch may have forgotten the group already."""
     for fd, identity in _connections_of.pop(group, {}).items():
         with contextlib.suppress(OSError), _borrowed(fd) as (found, now):
             if now == identity:
                 found.shutdown(socket.SHUT_RDWR)
-    if transport_device(group).type == "cpu":
+    if device.type == "cpu":
         # Gloo overlooks sends that were half written when a connection ended, and its destructor
         # would wait for them: so it never comes to that.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))

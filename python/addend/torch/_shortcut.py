@@ -109,8 +109,10 @@ class Shortcut(Job):
     def fail(self, error: Exception) -> None:
         if self._rest is not None:
             self._rest.fail(error)
-        else:
+            return
+        try:
             self._coder.cancel()
+        finally:
             self._keep(error)
 
     def _keep(self, error: Exception) -> None:

@@ -17,7 +17,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from addend import Error, Mismatch, Unavailable
@@ -184,7 +184,7 @@ class Worker:
         try:
             while self._turn():
                 pass
-        except Exception as error:  # whatever it is, nothing behind it can be in order
+        except BaseException as error:  # whatever it is, nothing behind it can be in order
             self._fail(error, self._at, self._in_flight())
 
     def _turn(self) -> bool:
@@ -211,7 +211,8 @@ class Worker:
             self._check_stop()
             job = self._queue[0] if self._queue and self._queue[0].can_start() else None
             if job is not None and self._front is None:
-                self._front = _Running(self._queue.popleft())
+                self._front = _Running(job)
+                self._queue.popleft()
                 return True
         if job is not None and not job.prepared:
             self._at = job
@@ -368,20 +369,29 @@ class Worker:
             self._wake()
 
     def _fail(self, error: BaseException, at: Job | None, flying: list[_Running]) -> None:
-        """Ends every job with one error that says where, who and why, and tells the peers."""
-        place = at.place if at is not None else self._last
-        failure, listeners = self._explain(error, place)
-        _log.FAULT.error("%s", failure)
-        self.rollcall.fail(str(failure))
-        self.rollcall.abort(listeners, str(failure))
+        """Ends every job with one error that says where, who and why, and tells the peers. Jobs end
+        whatever goes wrong here."""
+        failure: Error = Unavailable(_cause(error))
         # The mesh has copies of what it sends, and what it receives is nobody's yet.
         by_itself = (w for r in flying for w in r.wait.works)
         works = [w for w in by_itself if isinstance(w, HaulWork) or not isinstance(w, MeshWork)]
-        if isinstance(error, Mismatch):  # all ranks see it, at the end of what they have in flight
+        try:
+            with _going_on("asking who failed"):
+                failure, listeners = self._explain(error, self._last if at is None else at.place)
+                _log.FAULT.error("%s", failure)
+                self.rollcall.fail(str(failure))
+                self.rollcall.abort(listeners, str(failure))
+            if isinstance(error, Mismatch):  # all ranks see it, at the end of what is in flight
+                _settled(works)
+            with _going_on("ending rounds under way"):
+                self.engine.abandon()
+            with _going_on("cutting connections"):
+                _group.abort(self.engine.group, self.engine.device)
             _settled(works)
-        self.engine.abandon()
-        _group.abort(self.engine.group)
-        _settled(works)
+        finally:  # an interrupt may come in between
+            self._end_all(failure, flying)
+
+    def _end_all(self, failure: Error, flying: list[_Running]) -> None:
         with self._changed:
             self.failure = failure
             doomed = [running.job for running in flying] + list(self._queue)
@@ -390,10 +400,8 @@ class Worker:
             self._changed.notify_all()
             self._idle.notify_all()
         for job in doomed:
-            try:
+            with _going_on("ending a job"):
                 job.fail(failure)
-            except Exception:  # the next one must be told all the same
-                _log.FAULT.exception("a job could not be ended")
 
     def _explain(self, error: BaseException, place: Place) -> tuple[Error, list[int]]:
         """What to raise, and the ranks that do not know yet."""
@@ -416,6 +424,15 @@ class Worker:
         said = f"{culprits} ({cause})" if culprits else f"{cause} (every rank answers)"
         kind = AddendTimeout if late else Unavailable
         return kind(f"{where}: {said}"), [a.rank for a in answers if a.verdict == "working"]
+
+
+@contextlib.contextmanager
+def _going_on(what: str) -> Iterator[None]:
+    """What goes wrong inside is said, and no more: what comes next must be done all the same."""
+    try:
+        yield
+    except Exception:
+        _log.FAULT.exception("%s failed, after another failure", what)
 
 
 def _cause(error: BaseException) -> str:
