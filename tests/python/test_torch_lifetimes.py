@@ -3,12 +3,19 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+import gc
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
 import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import addend
 import addend.torch
@@ -18,6 +25,94 @@ from addend.torch._rollcall import RollCall
 from addend.torch._worker import Worker
 
 PATIENCE_S = 60.0  # for what should take no time, on a busy machine
+
+
+class Held(NamedTuple):
+    """What this process holds."""
+
+    threads: int
+    descriptors: int
+
+
+def held() -> Held:
+    gc.collect()
+    return Held(len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")))
+
+
+def check_back_to(most: Held) -> None:
+    """Nothing beyond `most` is held, as soon as threads that close have ended."""
+    until = time.monotonic() + PATIENCE_S
+    while (now := held()).threads > most.threads or now.descriptors > most.descriptors:
+        assert time.monotonic() < until, f"{now} is more than {most}"
+        time.sleep(0.01)
+
+
+def attach_and_step() -> tuple[DistributedDataParallel, Any]:
+    model = DistributedDataParallel(nn.Linear(64, 32))
+    handle = addend.torch.attach(model)
+    model(torch.ones(2, 64)).sum().backward()
+    return model, handle
+
+
+def begin_again(rank: int, world: int, folder: Path, number: int) -> None:
+    """A new default group after the last one."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder / str(number)}", rank=rank, world_size=world
+    )
+
+
+def drop_models(rank: int, world: int) -> None:
+    before = held()
+    for _ in range(6):
+        model, handle = attach_and_step()
+        assert held() > before
+        del model, handle
+        check_back_to(before)
+        dist.barrier()
+    model, handle = attach_and_step()
+    del model  # a handle alone keeps its figures
+    check_back_to(before)
+    assert handle.metrics()["hook_calls"] == 1
+    assert threading.enumerate() == [threading.main_thread()]
+
+
+def test_a_model_that_goes_gives_everything_back() -> None:
+    run_ranks(2, drop_models)
+
+
+def replace_groups(rank: int, world: int, folder: Path) -> None:
+    least: Held | None = None
+    for number in range(6):
+        addend.torch.all_reduce(torch.ones(1000))
+        dist.barrier()  # nobody hears of an end while it waits for a sum
+        dist.destroy_process_group()
+        if least is None:
+            while threading.active_count() > 1:  # what torch leaves behind is no concern of ours
+                time.sleep(0.01)
+            least = held()
+        check_back_to(least)
+        begin_again(rank, world, folder, number)
+
+
+def test_a_group_that_is_made_again_gives_everything_back(tmp_path: Path) -> None:
+    run_ranks(2, replace_groups, tmp_path)
+
+
+def keep_models_of_old_groups(rank: int, world: int, folder: Path) -> None:
+    kept = []
+    for number in range(3):
+        kept.append(attach_and_step())
+        names = [thread.name for thread in threading.enumerate()]
+        assert names.count("addend-worker") == names.count("addend-rollcall") == 1
+        dist.barrier()
+        dist.destroy_process_group()
+        begin_again(rank, world, folder, number)
+
+
+def test_workers_of_a_destroyed_group_end_with_the_next_though_their_model_lives(
+    tmp_path: Path,
+) -> None:
+    run_ranks(2, keep_models_of_old_groups, tmp_path)
 
 
 # ---- what is in flight
@@ -45,6 +140,12 @@ def destroy_under_way(rank: int, world: int, referred: bool) -> str:
         pending.wait(PATIENCE_S)
     assert torch.equal(tensor, torch.ones(100_000))
     return f"{type(caught.value).__name__}: {caught.value}"
+
+
+def test_sums_in_flight_end_with_their_group() -> None:
+    error, _ = run_ranks(2, destroy_under_way, False)
+    assert "Unavailable: rank 0 of 2, step 2" in error
+    assert "the process group was destroyed with buckets in flight" in error
 
 
 def test_a_deadline_ends_sums_of_a_group_that_is_no_more() -> None:

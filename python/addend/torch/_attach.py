@@ -64,6 +64,7 @@ def attach(
     except Exception:
         worker.close()
         raise
+    worker.close_with(model, "the model went")
     _log_start(model, specs, worker.engine)
     return handle
 

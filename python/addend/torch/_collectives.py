@@ -20,7 +20,7 @@ from addend.torch._rollcall import Place
 from addend.torch._shortcut import Shortcut
 from addend.torch._sparse import SparseJob, SparseSums
 from addend.torch._specs import check, kind_of, tuned, with_option
-from addend.torch._worker import Job, Worker
+from addend.torch._worker import GROUP_GONE, Job, Worker
 
 # Larger tensors go in pieces, so that one is encoded and another decoded while a third travels.
 # Quantising takes longer than looking for zeros, and is worth hiding in smaller pieces.
@@ -135,6 +135,7 @@ class _Context:
 
     def __init__(self, group: Any, deadline: float, device: torch.device) -> None:
         self.worker: Worker = start(group, deadline, device)
+        self.worker.close_with(group, GROUP_GONE)
         self.meter = Meter(self.worker.engine.rank)
         self.calls = 0
         self.known: dict[_Kind, _Dense | _Sparse] = {}

@@ -11,6 +11,7 @@ import inspect
 import os
 import socket
 import stat
+import threading
 import weakref
 from collections.abc import Iterator
 from datetime import timedelta
@@ -34,6 +35,10 @@ def group_ranks(group: Group) -> list[int]:
     return sorted(table, key=lambda rank: table[rank])
 
 
+# Held while groups of ours come and go: models end in threads of their own.
+_torchs_groups = threading.Lock()
+
+
 def make_twin(group: Group, timeout_s: float, device_type: str = "cpu") -> Group:
     """A second group with the same members, and with the one backend that the first has for
     tensors on such a device. Collective over the members."""
@@ -52,7 +57,7 @@ def make_twin(group: Group, timeout_s: float, device_type: str = "cpu") -> Group
         options["use_local_synchronization"] = True
         naming = _named_alike(group)
     before = _connections()
-    with naming:
+    with _torchs_groups, naming:
         twin = dist.new_group(ranks, **options)
     made = {fd: identity for fd, identity in _connections().items() if before.get(fd) != identity}
     if len(made) == len(ranks) - 1:  # otherwise a thread of the user's made some too
@@ -235,9 +240,18 @@ def abort(group: Group, device: torch.device) -> None:
 
 
 def destroy(group: Group) -> None:
-    """Gives back a group's threads and connections, as soon as nobody refers to it."""
-    with contextlib.suppress(Exception):  # its owner may have ended torch's groups already
+    """Gives back a group's threads and connections, as soon as nobody refers to it. Any thread."""
+    with _torchs_groups, contextlib.suppress(Exception):  # their owner may have ended all of them
         dist.destroy_process_group(group)
+
+
+def is_known(group: Group) -> bool:
+    """Whether torch has the group still: its owner may have ended all groups."""
+    try:
+        dist.get_backend(group)
+    except Exception:  # which one depends on the release
+        return False
+    return True
 
 
 def seconds(count: float) -> timedelta:

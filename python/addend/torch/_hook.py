@@ -21,7 +21,7 @@ from addend.torch._meter import Meter
 from addend.torch._rollcall import Place, RollCall
 from addend.torch._sparse import SparseJob, SparseSums
 from addend.torch._specs import Specs
-from addend.torch._worker import Job, Worker
+from addend.torch._worker import Job, Worker, close_orphans
 
 STATE_FORMAT = 1
 
@@ -62,6 +62,7 @@ def start(
     aggregator: Optional[Aggregator] = None,
 ) -> Worker:
     """A worker on a group of its own, for tensors of one device. Collective over `group`."""
+    close_orphans()
     engine = make_engine(group, deadline_s + 30, aggregator, device.type)
 
     def exchange(message: bytes) -> list[bytes]:

@@ -9,6 +9,7 @@ travel the thread encodes the next and decodes the one before.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import collections
 import contextlib
@@ -31,6 +32,8 @@ from addend.torch._works import HaulWork, MeshWork, Steps, Wait
 _SLICE_S = 0.5  # how long a blocked wait goes without looking at the deadline
 _MOMENT = _group.seconds(10e-3)  # without looking for aborts, either
 _POLL_S = 50e-6
+GROUP_GONE = "the process group was destroyed"
+_CLOSE_S = 5.0  # for a thread to end
 _SETTLE_S = 2.0  # for collectives that were cut off, or that all ranks take part in
 
 
@@ -97,7 +100,7 @@ class Worker:
         self._drains = 0  # threads that wait for `_idle`
         self._inline = False  # a caller's thread runs the only job there is
         self._at_mesh = False  # a thread waits for the mesh, and for its bell
-        self._stop = False
+        self._stop: str | None = None  # why it takes no more jobs, once it is closed
         self._aborted: str | None = None
         # Of the thread:
         self._front: _Running | None = None
@@ -106,6 +109,7 @@ class Worker:
         self._last = Place()  # of the job that ended last
         rollcall.where = self._where
         rollcall.on_abort(self._abort_from)
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="addend-worker", daemon=True)
         self._thread.start()
         _open_workers.add(self)
@@ -117,7 +121,7 @@ class Worker:
         with self._changed:
             if self.failure is not None:
                 raise self.failure
-            if self._stop:
+            if self._stop is not None:
                 raise Unavailable("this addend handle is closed")
             self._queue.append(job)
             self._busy += 1
@@ -135,7 +139,7 @@ class Worker:
         """Whether this thread may run a job: then it must. False while others are under way."""
         self._check_process()
         with self._changed:
-            ended = self.failure is not None or self._aborted is not None or self._stop
+            ended = self.failure or self._aborted or self._stop
             if self._busy > 0 or self._inline or ended:
                 return False
             self._inline = True
@@ -153,23 +157,33 @@ class Worker:
 
     @property
     def closed(self) -> bool:
-        return self._stop
+        return self._stop is not None
 
-    def close(self) -> None:
+    def close(self, why: str = "closed") -> None:
+        """Gives everything back. What is in flight fails, with `why` in its error."""
         if os.getpid() != self._pid:
             return  # nothing of it lives here, and its locks may be held by threads that do not
         with self._changed:
-            if self._stop:
-                return
-            self._stop = True
+            first, self._stop = self._stop is None, self._stop or why
             self._wake()
-        self._thread.join(timeout=5.0)
+        if not first:  # another thread does it
+            self._closed.wait(_CLOSE_S)
+            return
+        self._thread.join(timeout=_CLOSE_S)
         self.rollcall.close()
-        _open_workers.discard(self)
         if not self._thread.is_alive() and not self._inline:
             self.engine.close()
             _group.destroy(self.engine.group)
             self.engine.group = None
+        _open_workers.discard(self)
+        self._closed.set()
+
+    def close_with(self, owner: object, why: str) -> None:
+        """Closes when nobody refers to `owner` any more."""
+        # That may be found in the middle of anything, in a thread that holds any lock: all that is
+        # safe then is to start a bare thread.
+        finalizer = weakref.finalize(owner, _thread.start_new_thread, _close_apart, (self, why))
+        finalizer.atexit = False  # there `close_all` does it
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
@@ -206,7 +220,7 @@ class Worker:
             if not flying:
                 self._at = self._queue[0] if self._queue else None
             self._check_abort()
-            if self._stop and self._busy == 0:
+            if self._stop is not None and self._busy == 0:
                 return False
             self._check_stop()
             job = self._queue[0] if self._queue and self._queue[0].can_start() else None
@@ -262,8 +276,8 @@ class Worker:
             raise Unavailable(self._aborted)
 
     def _check_stop(self) -> None:
-        if self._stop:
-            raise Unavailable("closed with buckets in flight")
+        if self._stop is not None:
+            raise Unavailable(f"{self._stop} with buckets in flight")
 
     def _check_deadline(self, job: Job) -> None:
         if time.monotonic() - job.started > self.deadline_s:
@@ -281,7 +295,7 @@ class Worker:
         for running in flying:
             running.wait.watch(self._notify)
         with self._changed:
-            if self._aborted is not None or self._stop:
+            if self._aborted is not None or self._stop is not None:
                 return
             # Those at the mesh are found done by waiting for them; asking may take a while.
             heads = flying[: 1 if self._front is None else 2]
@@ -341,7 +355,7 @@ class Worker:
             self._at = None
             with self._changed:
                 self._inline = False
-                if self._queue or self._stop or self._aborted is not None:
+                if self._queue or self._stop or self._aborted:
                     self._changed.notify_all()  # else let the thread sleep: waking it costs us
 
     def _block_inline(self, job: Job, work: Any) -> None:
@@ -414,7 +428,7 @@ class Worker:
             return Unavailable(f"{where}: {self._aborted}"), []
         if isinstance(error, Error) and not isinstance(error, (AddendTimeout, Unavailable)):
             return type(error)(f"{where}: {cause}"), others
-        if self._stop:
+        if self._stop is not None:
             return Unavailable(f"{where}: {cause}"), others
         late = isinstance(error, AddendTimeout)
         answers = self.rollcall.ask_all()
@@ -459,6 +473,18 @@ def _over(work: Any) -> bool:
 
 
 _open_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+def _close_apart(worker: Worker, why: str) -> None:
+    # Bare threads that call Python's threading leave an entry there for good.
+    threading.Thread(target=worker.close, args=(why,), name="addend-closing", daemon=True).start()
+
+
+def close_orphans() -> None:
+    """Ends workers whose group was destroyed while something still refers to its owner."""
+    for worker in list(_open_workers):
+        if not _group.is_known(worker.engine.group):
+            worker.close(GROUP_GONE)
 
 
 def close_all() -> None:
