@@ -112,7 +112,7 @@ uint64_t sum(const std::array<uint64_t, ADDEND_REFUSAL_COUNT>& counts) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static Server server;
   server.restart();
-  const uint64_t before = sum(server.plane.status().refused);
+  const uint64_t before = sum(server.plane.status(0).refused);
   uint64_t datagrams = 0;
   std::vector<uint8_t> datagram;
   for (size_t at = 0; at + 3 <= size; ++datagrams) {
@@ -129,7 +129,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     server.plane.flush();
     require(answerable || server.sink.sent == sent);
   }
-  const service::PlaneStatus status = server.plane.status();
+  const service::PlaneStatus status = server.plane.status(0);
   const aggregate::Counters& counters = status.epochs[0].counters;
   require(datagrams == counters.folded + sum(counters.refused) + sum(status.refused) - before +
                            counters.answered - counters.refused[ADDEND_REFUSAL_LATE]);

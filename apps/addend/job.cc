@@ -5,6 +5,7 @@
 #include <string>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "addend/service.h"
@@ -41,18 +42,28 @@ int run_create(JobCommand& options) {
   return 0;
 }
 
+std::vector<uint32_t> workers_in(uint64_t bits) {
+  std::vector<uint32_t> workers;
+  for (uint32_t w = 0; w < 64; ++w) {
+    if ((bits >> w & 1) != 0) workers.push_back(w);
+  }
+  return workers;
+}
+
 void print_jobs(const std::vector<JobInfo>& jobs) {
-  const std::vector<Column> columns = {{"tenant", Align::kLeft, 12}, {"job", Align::kLeft, 20},
-                                       {"state", Align::kLeft, 8},   {"workers", Align::kRight, 7},
-                                       {"slots", Align::kRight, 6},  {"turns", Align::kRight, 12},
-                                       {"refused", Align::kRight, 9}};
+  const std::vector<Column> columns = {
+      {"tenant", Align::kLeft, 12},  {"job", Align::kLeft, 20},
+      {"state", Align::kLeft, 8},    {"workers", Align::kRight, 7},
+      {"slots", Align::kRight, 6},   {"turns", Align::kRight, 12},
+      {"refused", Align::kRight, 9}, {"waits for workers", Align::kLeft, 17}};
   fmt::print("{}\n", format_header(columns));
   for (const JobInfo& job : jobs) {
     fmt::print(
         "{}\n",
         format_row(columns, {job.tenant, job.name, job.epoch == 0 ? "waiting" : "running",
                              fmt::format("{}/{}", job.joined, job.world), std::to_string(job.slots),
-                             std::to_string(job.turns), std::to_string(job.refused)}));
+                             std::to_string(job.turns), std::to_string(job.refused),
+                             fmt::format("{}", fmt::join(workers_in(job.waited_for), ", "))}));
   }
 }
 
@@ -74,7 +85,8 @@ int run_list(const JobCommand& options) {
                         {"joined", job.joined},
                         {"slots", job.slots},
                         {"turns", job.turns},
-                        {"refused", job.refused}});
+                        {"refused", job.refused},
+                        {"waits_for", workers_in(job.waited_for)}});
   }
   fmt::print("{}\n", document.dump(2));
   return 0;

@@ -101,6 +101,7 @@ struct JobInfo {
   uint32_t epoch = 0;  ///< 0: waiting for workers
   uint32_t world = 0, joined = 0, slots = 0;
   uint64_t turns = 0, refused = 0;
+  uint64_t waited_for = 0;  ///< workers, by bit: to join, or for a second or more to contribute
 };
 
 /// `access` says where the server is and who asks.

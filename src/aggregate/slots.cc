@@ -252,6 +252,15 @@ uint64_t Slots::next_expiry_ns() const {
   return banks_[oldest_].opened_ns + options_.patience_ns;
 }
 
+uint64_t Slots::waited_for(uint64_t opened_ns) const {
+  uint64_t workers = 0;
+  if (ended_) return workers;
+  for (uint32_t index = oldest_; index != kNone && banks_[index].opened_ns <= opened_ns;
+       index = banks_[index].later)
+    workers |= everyone_ & ~banks_[index].contributors;
+  return workers & ~attendance_->absent();
+}
+
 void Slots::end(addend_notice why, uint32_t worker, Reply& reply) {
   ended_ = true;
   end_ = reply_header();

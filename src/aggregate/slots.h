@@ -92,6 +92,9 @@ class Slots {
   /// When expire has something to do next, as far as patience goes; ~0 if nothing is waiting.
   uint64_t next_expiry_ns() const;
 
+  /// Workers, by bit, that turns wait for which were opened at `opened_ns` or before.
+  uint64_t waited_for(uint64_t opened_ns) const;
+
   /// Ends the epoch: from now on every contribution is answered with this notice.
   void end(addend_notice why, uint32_t worker, Reply& reply);
   bool ended() const { return ended_; }

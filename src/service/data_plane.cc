@@ -2,6 +2,7 @@
 #include "service/data_plane.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstring>
 
@@ -54,6 +55,11 @@ void DataPlane::add(std::shared_ptr<const JobEpoch> job, aggregate::Slots slots)
 
 void DataPlane::set_table(uint32_t epoch, uint32_t number, const aggregate::Table& table) {
   if (Part* part = find(epoch)) part->slots.set_table(number, table);
+}
+
+void DataPlane::leave(uint32_t epoch, uint32_t worker) {
+  Part* part = find(epoch);
+  if (part != nullptr && part->job->slots.quorum == 0) part->left |= uint64_t{1} << worker;
 }
 
 void DataPlane::end(uint32_t epoch, addend_notice why, uint32_t worker) {
@@ -223,6 +229,12 @@ void DataPlane::expire(uint64_t now_ns) {
       if (reply.header.kind == ADDEND_FRAME_NOTICE) note_end(reply);
       reply_to_everyone(part, reply);
     }
+    if (part.left == 0) continue;
+    const uint64_t in_vain = part.left & part.slots.waited_for(now_ns);
+    if (in_vain == 0) continue;
+    part.slots.end(ADDEND_NOTICE_CLOSED, static_cast<uint32_t>(std::countr_zero(in_vain)), reply);
+    note_end(reply);
+    reply_to_everyone(part, reply);
   }
 }
 
@@ -284,11 +296,15 @@ void DataPlane::flush() {
   super_part_ = nullptr;
 }
 
-PlaneStatus DataPlane::status() const {
+PlaneStatus DataPlane::status(uint64_t now_ns) const {
   PlaneStatus status = status_;
   for (const auto& [epoch, part] : parts_) {
-    EpochStatus one{epoch, part.slots.counters(), part.slots.ended(), part.slots.notice_header(),
-                    part.slots.memory_bytes()};
+    EpochStatus one{epoch,
+                    part.slots.counters(),
+                    part.slots.ended(),
+                    part.slots.notice_header(),
+                    part.slots.memory_bytes(),
+                    part.slots.waited_for(now_ns - std::min(now_ns, kSecondNs))};
     for (std::size_t i = 0; i < ADDEND_REFUSAL_COUNT; ++i)
       one.counters.refused[i] += part.refused[i];
     status.epochs.push_back(one);

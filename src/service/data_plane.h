@@ -41,6 +41,7 @@ struct EpochStatus {
   bool ended = false;
   addend_frame_header notice{};  ///< why, if ended
   uint64_t memory_bytes = 0;
+  uint64_t waited_for = 0;  ///< workers, by bit, that some turn has been waiting for a second
 };
 
 struct PlaneStatus {
@@ -58,6 +59,10 @@ class DataPlane {
   /// REQUIRES: no epoch of that number is here.
   void add(std::shared_ptr<const JobEpoch> job, aggregate::Slots slots);
   void set_table(uint32_t epoch, uint32_t number, const aggregate::Table& table);
+  /// A worker has said goodbye. A turn that waits for it can never be complete, so the epoch ends
+  /// with the first of them; turns that it is in may still be asked for. With a quorum patience
+  /// decides, as with any worker that does not come.
+  void leave(uint32_t epoch, uint32_t worker);
   /// Ends an epoch, and tells its workers.
   void end(uint32_t epoch, addend_notice why, uint32_t worker);
   void remove(uint32_t epoch);
@@ -70,20 +75,23 @@ class DataPlane {
   /// bytes are an empty one. Any bytes are safe; replies wait for flush, or for a full buffer.
   void receive(const net::Address& from, std::span<const uint8_t> datagrams, uint32_t segment,
                uint64_t now_ns);
-  /// Turns whose patience is over. To be called every millisecond or so.
+  /// Turns whose patience is over, or that wait for somebody who has left. To be called every
+  /// millisecond or so.
   void expire(uint64_t now_ns);
   void flush();
 
-  /// Epochs that ended by themselves (a turn that timed out, a mismatch) since the last call.
+  /// Epochs that ended by themselves (a turn that timed out or waits in vain, a mismatch) since the
+  /// last call.
   std::vector<addend_frame_header> take_ended() { return std::exchange(ended_, {}); }
   /// Whether some job has patience, so that expire has something to watch.
   bool watches_time() const { return patient_jobs_ > 0; }
-  PlaneStatus status() const;
+  PlaneStatus status(uint64_t now_ns) const;
 
  private:
   struct Part {
     std::shared_ptr<const JobEpoch> job;
     aggregate::Slots slots;
+    uint64_t left = 0;  // workers that said goodbye, where the others cannot go on without them
     std::array<uint64_t, ADDEND_REFUSAL_COUNT> refused{};  // before the slots saw the frame
     std::array<uint64_t, ADDEND_MAX_JOB_WORKERS> allowed_from_ns{};
   };

@@ -85,7 +85,7 @@ class DataPlaneTest : public ::testing::Test {
     return sent_.frames[address_of(worker).to_string()];
   }
   uint64_t refused(addend_refusal why) {
-    const PlaneStatus status = plane_.status();
+    const PlaneStatus status = plane_.status(0);
     uint64_t count = status.refused[why];
     for (const EpochStatus& epoch : status.epochs)
       count += epoch.counters.refused[why];
@@ -164,7 +164,7 @@ TEST_F(DataPlaneTest, DatagramsInARowFareLikeDatagramsOneByOne) {
     EXPECT_EQ(sent_.frames, sent_singly.frames) << count;
     ++turn;
   }
-  const PlaneStatus row = plane_.status(), one = singly.status();
+  const PlaneStatus row = plane_.status(0), one = singly.status(0);
   EXPECT_EQ(row.packets, one.packets);
   EXPECT_EQ(row.refused, one.refused);
   EXPECT_EQ(row.epochs[0].counters.refused, one.epochs[0].counters.refused);
@@ -246,6 +246,35 @@ TEST_F(DataPlaneTest, AWorkerOverItsRateIsRefusedAndOthersDoNotNotice) {
   EXPECT_EQ(refused(ADDEND_REFUSAL_RATE), over);
 }
 
+TEST_F(DataPlaneTest, WhoeverHasLeftIsNamedWhenATurnWaitsForItAndNotBefore) {
+  start();
+  for (uint32_t w = 0; w < kWorld; ++w)
+    receive(w, frame(w, 0, 0, 1));
+  plane_.leave(42, 1);
+  plane_.expire(now_);
+  // What it is in may still be asked for.
+  const std::size_t before = replies(0).size();
+  receive(0, frame(0, 0, 0, 1));
+  EXPECT_EQ(replies(0).size(), before + 1);
+  EXPECT_TRUE(plane_.take_ended().empty());
+  receive(0, frame(0, 0, 1, 1));
+  plane_.expire(now_);
+  const auto ended = plane_.take_ended();
+  ASSERT_EQ(ended.size(), 1u);
+  EXPECT_EQ(ended[0].op, ADDEND_NOTICE_CLOSED);
+  EXPECT_EQ(ended[0].worker, 1);
+  EXPECT_EQ(replies(0).back().size(), std::size_t{ADDEND_FRAME_HEADER_BYTES});
+  plane_.expire(now_);
+  EXPECT_TRUE(plane_.take_ended().empty());
+}
+
+TEST_F(DataPlaneTest, StatusNamesWhoIsWaitedForAfterASecond) {
+  start();
+  receive(0, frame(0, 0, 0, 1));
+  EXPECT_EQ(plane_.status(now_ + 999'999'999).epochs[0].waited_for, 0u);
+  EXPECT_EQ(plane_.status(now_ + 1'000'000'000).epochs[0].waited_for, (1u << kWorld) - 2);
+}
+
 TEST_F(DataPlaneTest, ATurnThatTimesOutEndsTheEpochAndSaysSo) {
   start(42, 0, 1'000'000);
   receive(0, frame(0, 0, 0, 1));
@@ -304,7 +333,7 @@ TEST_F(DataPlaneTest, AProbeComesBackAsLongAsItWas) {
     EXPECT_TRUE(probe->key.verify(wire, std::span<const uint8_t>(echo).subspan(sizeof(wire))));
   }
   EXPECT_EQ(probe->heard, uint64_t{1} << 5);
-  EXPECT_EQ(plane_.status().refused, (std::array<uint64_t, ADDEND_REFUSAL_COUNT>{}));
+  EXPECT_EQ(plane_.status(0).refused, (std::array<uint64_t, ADDEND_REFUSAL_COUNT>{}));
 }
 
 TEST_F(DataPlaneTest, OnlyProbesThatAreExpectedAndAuthenticAreEchoed) {
@@ -364,7 +393,7 @@ TEST_F(DataPlaneTest, JobsDoNotMix) {
   EXPECT_EQ(refused(ADDEND_REFUSAL_EPOCH), 1u);
   job_ = first;
   receive(0, frame(0, 0, 0, 1));
-  EXPECT_EQ(plane_.status().epochs[0].counters.folded, 1u);
+  EXPECT_EQ(plane_.status(0).epochs[0].counters.folded, 1u);
 }
 
 }  // namespace

@@ -69,7 +69,7 @@ Result<std::vector<JobInfo>> list_jobs(const ServiceAccess& access) {
     }
     const auto job = answer->as<addend_control_status>();
     jobs.push_back({net::get_text(job.tenant), net::get_text(job.name), job.epoch, job.world,
-                    job.joined, job.slots, job.turns, job.refused});
+                    job.joined, job.slots, job.turns, job.refused, job.waited_for});
   }
 }
 

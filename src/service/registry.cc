@@ -518,11 +518,21 @@ void Registry::forget(Job& job, ConnectionId connection) {
   workers_.erase(connection);
 }
 
+uint32_t Registry::number_of(const Job& job, ConnectionId connection) {
+  const auto member = std::find_if(job.members.begin(), job.members.end(),
+                                   [&](const Member& m) { return m.connection == connection; });
+  return static_cast<uint32_t>(member - job.members.begin());
+}
+
 void Registry::leave(ConnectionId from) {
   const auto worker = workers_.find(from);
   if (worker == workers_.end()) return;
   const Key key = worker->second;
-  forget(jobs_.at(key), from);
+  Job& job = jobs_.at(key);
+  const uint32_t number = number_of(job, from);
+  log(LogLevel::kInfo, "worker left", job, number);
+  forget(job, from);
+  if (job.epoch != 0) planes_.leave(job.epoch, number);
   remove_if_done(key);
 }
 
@@ -531,9 +541,7 @@ void Registry::lost(ConnectionId from) {
   if (found == workers_.end()) return;
   const Key key = found->second;
   Job& job = jobs_.at(key);
-  uint32_t worker = 0;
-  while (worker + 1 < job.members.size() && job.members[worker].connection != from)
-    ++worker;
+  const uint32_t worker = number_of(job, from);
   log(LogLevel::kWarning, "worker lost", job, worker);
   forget(job, from);
   // With a quorum the others go on without it, while they are one.
@@ -627,8 +635,11 @@ std::vector<JobView> Registry::jobs() const {
   for (const auto& [key, job] : jobs_) {
     const auto joined = std::count_if(job.members.begin(), job.members.end(),
                                       [](const Member& m) { return m.connection != 0; });
+    uint64_t waited_for = 0;
+    for (uint32_t w = 0; job.epoch == 0 && w < job.options.world; ++w)
+      waited_for |= uint64_t{job.members[w].payload_bytes == 0} << w;
     views.push_back({key.first, key.second, job.epoch, job.options.world,
-                     static_cast<uint32_t>(joined), job.options.slots,
+                     static_cast<uint32_t>(joined), job.options.slots, waited_for,
                      job.epoch != 0 ? job.payload_bytes : job.options.payload_bytes, job.draining});
   }
   return views;

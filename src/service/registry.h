@@ -40,6 +40,8 @@ class Planes {
   /// `parts` has one entry for each of the first threads.
   virtual void start(std::shared_ptr<const JobEpoch> job, std::vector<aggregate::Slots> parts) = 0;
   virtual void set_table(uint32_t epoch, uint32_t number, const aggregate::Table& table) = 0;
+  /// See DataPlane::leave.
+  virtual void leave(uint32_t epoch, uint32_t worker) = 0;
   virtual void end(uint32_t epoch, addend_notice why, uint32_t worker) = 0;
   virtual void remove(uint32_t epoch) = 0;
   /// Every thread echoes these probes while the caller holds on to `probe`.
@@ -50,6 +52,7 @@ class Planes {
 struct JobView {
   std::string tenant, name;
   uint32_t epoch = 0, world = 0, joined = 0, slots = 0;
+  uint64_t waited_for = 0;     ///< workers, by bit, that an epoch cannot begin without
   uint32_t payload_bytes = 0;  ///< of the epoch; at most, while workers are waited for
   bool draining = false;
 };
@@ -136,6 +139,8 @@ class Registry {
   Result<std::vector<aggregate::Slots>> make_parts(const aggregate::SlotsOptions& job) const;
   Status send_welcomes(Job& job, const JobEpoch& epoch, const auth::Secret& secret);
   void end_epoch(Job& job, addend_notice why, uint32_t worker);
+  /// REQUIRES: the connection is one of the job's workers'.
+  static uint32_t number_of(const Job& job, ConnectionId connection);
   void forget(Job& job, ConnectionId connection);
   void remove_if_done(const Key& key);
   void log(LogLevel level, std::string_view event, const Job& job, uint32_t worker) const;

@@ -55,6 +55,10 @@ class FakePlanes final : public Planes {
   void set_table(uint32_t, uint32_t number, const aggregate::Table&) override {
     tables.push_back(number);
   }
+  void leave(uint32_t epoch, uint32_t worker) override {
+    EXPECT_TRUE(live.count(epoch));
+    left.push_back(worker);
+  }
   void end(uint32_t epoch, addend_notice, uint32_t worker) override {
     EXPECT_TRUE(live.count(epoch));
     ended.push_back(worker);
@@ -63,7 +67,7 @@ class FakePlanes final : public Planes {
   void expect(const std::shared_ptr<Probe>& probe) override { probes.push_back(probe); }
   std::vector<std::shared_ptr<Probe>> probes;
   std::set<uint32_t> live;
-  std::vector<uint32_t> ended, tables;
+  std::vector<uint32_t> left, ended, tables;
   std::shared_ptr<const JobEpoch> last;
 };
 
@@ -156,6 +160,7 @@ TEST_F(RegistryTest, AnEpochBeginsWhenTheLastWorkerHasJoined) {
 TEST_F(RegistryTest, AJobOfItsWorkersGoesWhenTheyLeave) {
   start_ring();
   registry_.leave(10);
+  EXPECT_EQ(planes_.left, (std::vector<uint32_t>{0}));
   EXPECT_EQ(planes_.live.size(), 1u);
   registry_.leave(11);
   EXPECT_TRUE(registry_.empty());

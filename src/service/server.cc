@@ -55,6 +55,10 @@ class Threads final : public Planes {
     for (const auto& one : done)
       one.wait();
   }
+  void leave(uint32_t epoch, uint32_t worker) override {
+    for (const auto& thread : threads_)
+      thread->post([=](DataPlane& plane) { plane.leave(epoch, worker); });
+  }
   void end(uint32_t epoch, addend_notice why, uint32_t worker) override {
     for (const auto& thread : threads_)
       thread->post([=](DataPlane& plane) { plane.end(epoch, why, worker); });
@@ -250,7 +254,7 @@ class RunningServer final : public Server {
     status.uptime_s = std::chrono::duration<double>(Clock::now() - started_).count();
     status.threads = threads_.threads();
     for (const JobView& view : views)
-      status.jobs.push_back({view, {}, 0});
+      status.jobs.push_back({view, {}, 0, view.waited_for});
     threads_.add_to(status);
     return status;
   }
@@ -258,6 +262,7 @@ class RunningServer final : public Server {
     const ServerStatus status = status_of({view});
     const aggregate::Counters& counters = status.jobs[0].counters;
     out.turns = counters.complete + counters.partial;
+    out.waited_for = status.jobs[0].waited_for;
     for (const uint64_t refused : counters.refused)
       out.refused += refused;
   }

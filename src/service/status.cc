@@ -85,6 +85,12 @@ void add_refusals(Metrics& metrics, const ServerStatus& status) {
       metrics.value("refused_total", labels_of(job.view) + ",reason=\"" + kRefusals[i] + "\"",
                     double(job.counters.refused[i]));
   }
+  metrics.describe("job_waits_for", "gauge", "1: the job waits for this worker.");
+  for (const JobStatus& job : status.jobs) {
+    for (uint32_t w = 0; w < job.view.world; ++w)
+      metrics.value("job_waits_for", labels_of(job.view) + ",worker=\"" + std::to_string(w) + "\"",
+                    double(job.waited_for >> w & 1));
+  }
   metrics.describe("job_last_total", "counter", "Turns that waited for this worker longest.");
   for (const JobStatus& job : status.jobs) {
     for (uint32_t w = 0; w < job.view.world; ++w)
@@ -108,9 +114,13 @@ std::string field(const char* name, uint64_t value) {
 }
 
 std::string job_json(const JobStatus& job) {
-  std::string last;
-  for (uint32_t w = 0; w < job.view.world; ++w)
+  std::string last, waits_for;
+  for (uint32_t w = 0; w < job.view.world; ++w) {
     last += (w > 0 ? "," : "") + std::to_string(job.counters.last[w]);
+    if ((job.waited_for >> w & 1) != 0) {
+      waits_for += (waits_for.empty() ? "" : ",") + std::to_string(w);
+    }
+  }
   return "{\"tenant\":\"" + job.view.tenant + "\",\"job\":\"" + job.view.name + "\"," +
          field("epoch", job.view.epoch) + field("world", job.view.world) +
          field("joined", job.view.joined) + field("slots", job.view.slots) +
@@ -118,8 +128,8 @@ std::string job_json(const JobStatus& job) {
          field("folded", job.counters.folded) + field("turns", job.counters.complete) +
          field("partial", job.counters.partial) + field("answered", job.counters.answered) +
          field("retransmits", job.counters.resent) +
-         "\"draining\":" + (job.view.draining ? "true" : "false") + ",\"last\":[" + last +
-         "],\"refused\":" + refusals_json(job.counters.refused) + "}";
+         "\"draining\":" + (job.view.draining ? "true" : "false") + ",\"waits_for\":[" + waits_for +
+         "],\"last\":[" + last + "],\"refused\":" + refusals_json(job.counters.refused) + "}";
 }
 
 }  // namespace
@@ -137,6 +147,7 @@ void add(ServerStatus& status, const PlaneStatus& plane) {
     for (JobStatus& job : status.jobs) {
       if (job.view.epoch != epoch.epoch) continue;
       job.memory_bytes += epoch.memory_bytes;
+      job.waited_for |= epoch.waited_for;
       job.counters.folded += epoch.counters.folded;
       job.counters.complete += epoch.counters.complete;
       job.counters.partial += epoch.counters.partial;

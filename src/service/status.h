@@ -18,6 +18,7 @@ struct JobStatus {
   JobView view;
   aggregate::Counters counters;  ///< of the epoch, over all threads
   uint64_t memory_bytes = 0;
+  uint64_t waited_for = 0;  ///< workers, by bit: to come, or to contribute to a turn
 };
 
 struct ServerStatus {

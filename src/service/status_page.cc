@@ -27,7 +27,7 @@ th,td,svg{border-color:#2a333d}svg{background:#171d24}}
 <p class="key"><i style="background:#1f6feb"></i>received <span id="rin">0</span>
 <i style="background:#d9730d"></i>sent <span id="rout">0</span></p>
 <h2>Jobs</h2><table id="jobs"><thead><tr><th>job</th><th>workers</th><th>slots</th><th>turns</th><th>turns/s</th>
-<th>partial</th><th>sent again</th><th>refused</th><th>slowest worker</th></tr></thead><tbody></tbody></table>
+<th>partial</th><th>sent again</th><th>refused</th><th>slowest worker</th><th>waits for</th></tr></thead><tbody></tbody></table>
 <h2>Refused</h2><table id="refused"><thead><tr><th>reason</th><th>frames</th></tr></thead><tbody></tbody></table>
 <script>
 "use strict";
@@ -60,7 +60,7 @@ function show(now) {
     const most = Math.max(0, ...j.last);
     return [j.tenant + "/" + j.job + (j.draining ? " (draining)" : j.epoch ? "" : " (waiting)"), `${j.joined}/${j.world}`, j.slots,
       j.turns, was ? Math.round((j.turns - was.turns) / (t - before.t)) : "", j.partial, j.retransmits, sum,
-      most ? `${j.last.indexOf(most)} (${Math.round(100 * most / j.turns)} %)` : ""];
+      most ? `${j.last.indexOf(most)} (${Math.round(100 * most / j.turns)} %)` : "", j.waits_for.join(", ")];
   }));
   rows("refused", Object.entries(total).sort((a, b) => b[1] - a[1]));
   before = {t, s: now};

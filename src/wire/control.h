@@ -123,6 +123,7 @@ typedef struct addend_control_status {
   uint32_t world;
   uint32_t joined;
   uint32_t slots;
-  uint64_t turns;   /* complete and partial, of this epoch */
-  uint64_t refused; /* frames */
+  uint64_t turns;      /* complete and partial, of this epoch */
+  uint64_t refused;    /* frames */
+  uint64_t waited_for; /* workers, by bit: to join, or for a second or more to contribute */
 } addend_control_status;
