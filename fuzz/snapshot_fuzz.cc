@@ -81,11 +81,11 @@ SnapshotPlan build_plan(Input& input) {
   plan.quantum = static_cast<int32_t>(input.between(0, 276)) - 149;
   const addend::exact::Fixed format = addend::exact::snapshot_format(plan);
   plan.top = plan.quantum + static_cast<int32_t>(format.digits * format.digit_bits) - 1;
-  plan.hashes = static_cast<uint32_t>(input.between(3, 4));
-  plan.sketch_lanes = 1u << input.between(0, 4);
+  plan.hashes = 8;
+  plan.starts = static_cast<uint32_t>(input.between(1, 20));
   plan.chunks = static_cast<uint32_t>(input.between(1, 5));
   plan.table_rows = static_cast<uint32_t>(input.between(1, 60));
-  plan.cells = uint64_t{plan.hashes} * plan.table_rows * plan.sketch_lanes * plan.chunks;
+  plan.cells = addend::exact::snapshot_shape(plan).cells();
   return plan;
 }
 

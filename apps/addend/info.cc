@@ -74,7 +74,7 @@ Json to_json(const Info& info) {
             {"top", plan.top},
             {"non_finite", plan.non_finite},
             {"hashes", plan.hashes},
-            {"sketch_lanes", plan.sketch_lanes},
+            {"starts", plan.starts},
             {"chunks", plan.chunks},
             {"table_rows", plan.table_rows}}},
           {"planes", planes},
@@ -88,7 +88,7 @@ std::string room_text(const Info& info) {
   const SnapshotPlan& plan = info.file.plan;
   if (plan.dense) return fmt::format("{} elements, all of them stored", plan.count);
   return fmt::format("{} of {} that the plan has room for{}", info.nonzeros, plan.capacity,
-                     info.nonzeros > plan.capacity ? " (OUTGROWN)" : "");
+                     info.nonzeros > plan.capacity ? " (OUTGROWN, may not unpack)" : "");
 }
 
 std::string comparison_text(const Info& info) {

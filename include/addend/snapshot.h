@@ -39,13 +39,13 @@ struct SnapshotPlan {
   uint64_t count = 0;
   uint32_t contributors = 0;
   uint64_t seed = 0;        ///< of the sketch's hashes
-  uint64_t capacity = 0;    ///< union non-zeros it is sized for (0 for dense)
+  uint64_t capacity = 0;    ///< union non-zeros that always decode (0 for dense)
   uint64_t cells = 0;       ///< sketch cells
   uint32_t cell_words = 0;  ///< i64 lanes a cell
   int32_t quantum = 0;      ///< exponent of the smallest bit that is carried
   int32_t top = 0;          ///< exponent of the largest bit that is carried
   bool non_finite = false;  ///< cells have a lane for NaN and infinities
-  uint32_t hashes = 0, sketch_lanes = 0, chunks = 0, table_rows = 0;
+  uint32_t hashes = 0, starts = 0, chunks = 0, table_rows = 0;  ///< the sketch's shape
 
   /// Fixed little-endian bytes, equal iff the plans are equal.
   std::vector<uint8_t> serialize() const;
@@ -79,8 +79,9 @@ Result<Snapshot> allocate_snapshot(const SnapshotPlan& plan);
 Result<Snapshot> encode_snapshot(const SnapshotPlan& plan, const GradientView& gradient);
 
 /// Decodes a (summed) snapshot into `out`, which has room for plan.count elements. kCapacity if the
-/// union outgrew the plan (the message says what capacity would do), kUndecodable if the planes
-/// contradict each other. On error `out` is not written.
+/// union outgrew the plan (the message says what capacity would do; a little more than the plan's
+/// capacity often decodes), kUndecodable if the planes contradict each other. On error `out` is not
+/// written. A union within the capacity decodes but for one seed in 10^9.
 Status decode_snapshot(const SnapshotPlan& plan, const Snapshot& snapshot, void* out);
 
 /// Non-zeros in the snapshot's index (the union, for a sum); the element count for dense. REQUIRES:

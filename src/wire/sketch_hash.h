@@ -11,7 +11,8 @@
 
 #include "wire/hash.h"
 
-#define ADDEND_SKETCH_MAX_HASHES 4
+/* Hashes of a sketch that has no second round to fetch stuck keys in. */
+#define ADDEND_SKETCH_RUN 8
 
 /* The row's hash: the upper half picks the chunk, the lower half the cell of sub-table 0. */
 ADDEND_HOST_DEVICE static inline uint64_t addend_sketch_hash(uint64_t seed, uint64_t row) {
@@ -30,4 +31,23 @@ ADDEND_HOST_DEVICE static inline void addend_sketch_rows(uint64_t hash, uint32_t
   rows[1] = addend_reduce32((uint32_t)(second >> 32), table_rows);
   rows[2] = addend_reduce32((uint32_t)second, table_rows);
   if (hashes == 4) rows[3] = addend_reduce32((uint32_t)addend_mix64(second + hash), table_rows);
+}
+
+/* A run of eight neighbouring segments of segment_rows cells each: returns its first segment, in
+ * [0, starts), and the row in each of the eight. */
+ADDEND_HOST_DEVICE static inline uint32_t addend_sketch_run(uint64_t hash, uint32_t starts,
+                                                            uint32_t segment_rows, uint32_t* rows) {
+  const uint64_t second = addend_mix64(hash + 0x9E3779B97F4A7C15ull);
+  const uint64_t third = addend_mix64(second + hash);
+  const uint64_t fourth = addend_mix64(third + hash);
+  const uint64_t fifth = addend_mix64(fourth + hash);
+  rows[0] = addend_reduce32((uint32_t)hash, segment_rows);
+  rows[1] = addend_reduce32((uint32_t)(second >> 32), segment_rows);
+  rows[2] = addend_reduce32((uint32_t)second, segment_rows);
+  rows[3] = addend_reduce32((uint32_t)third, segment_rows);
+  rows[4] = addend_reduce32((uint32_t)(third >> 32), segment_rows);
+  rows[5] = addend_reduce32((uint32_t)(fourth >> 32), segment_rows);
+  rows[6] = addend_reduce32((uint32_t)fourth, segment_rows);
+  rows[7] = addend_reduce32((uint32_t)(fifth >> 32), segment_rows);
+  return addend_reduce32((uint32_t)fifth, starts);
 }

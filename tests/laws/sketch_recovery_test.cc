@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// How large a sketch must be: recovery curves of random 3-uniform hypergraphs at finite size, and
-// the planner's sizes. Seeds are fixed, so a run always gives the same answer; the bounds are
-// stated so that fresh seeds would break one of them with a probability below 1e-4.
+// How large a sketch must be: recovery curves of random hypergraphs at finite size, and the
+// planner's sizes, with a fix-up round and without. Seeds are fixed, so a run always gives the same
+// answer; the bounds are stated so that fresh seeds would break one of them with a probability
+// below 1e-4.
 #include <cmath>
 #include <cstdio>
 #include <vector>
@@ -41,9 +42,8 @@ struct Outcome {
 };
 
 // Values do not matter to what peels, so nothing is inserted.
-Outcome peel_many(const SketchShape& base, uint64_t count, int runs) {
+Outcome peel_many(const SketchShape& base, const Keys& keys, int runs) {
   Outcome outcome;
-  const Keys keys = scattered(count, 1);
   Sketch sketch;
   std::vector<uint64_t> cells(base.lanes_total());
   double stuck = 0;
@@ -55,8 +55,12 @@ Outcome peel_many(const SketchShape& base, uint64_t count, int runs) {
     stuck += static_cast<double>(sketch.stuck().count);
   }
   outcome.runs = runs;
-  outcome.stuck_share = stuck / runs / static_cast<double>(count);
+  outcome.stuck_share = stuck / runs / static_cast<double>(keys.count);
   return outcome;
+}
+
+Outcome peel_many(const SketchShape& base, uint64_t count, int runs) {
+  return peel_many(base, scattered(count, 1), runs);
 }
 
 // One graph with `ratio` cells a key.
@@ -164,6 +168,101 @@ TEST(SketchShape, PlansForLanesToo) {
     const Outcome outcome = peel_many(shape, 100000, 3);
     success(outcome, 100000, static_cast<double>(shape.cells()) / 100000);
     EXPECT_LT(outcome.stuck_share, 0.005) << lanes << " lanes";
+  }
+}
+
+// --- Without a fix-up round: docs/algorithms/exact.md, "Sketches in files", has the figures.
+
+TEST(WholeShape, PeelsEveryUnionThatItIsPlannedFor) {
+  struct Case {
+    uint64_t keys;
+    int runs;
+  };
+  for (const Case& c :
+       {Case{1, 100}, Case{2, 20000}, Case{10, 20000}, Case{30, 10000}, Case{100, 5000},
+        Case{300, 2000}, Case{1000, 500}, Case{3999, 100}, Case{4000, 100}, Case{10000, 50},
+        Case{49152, 10}, Case{49153, 10}, Case{100000, 10}, Case{1000000, 1}}) {
+    const SketchShape shape = SketchShape::plan_whole(c.keys, 1, 3);
+    const double ratio = static_cast<double>(shape.cells()) / static_cast<double>(c.keys);
+    EXPECT_EQ(success(peel_many(shape, c.keys, c.runs), c.keys, ratio), 1.0) << c.keys;
+  }
+}
+
+// Neighbours and multiples are what embedding rows and strided layers give.
+TEST(WholeShape, PeelsRegularUnionsToo) {
+  constexpr uint64_t kKeys = 30000;
+  for (const uint64_t stride : {1, 64, 1000}) {
+    Keys keys{std::vector<uint64_t>(words_for(kKeys * stride)), kKeys};
+    for (uint64_t i = 0; i < kKeys; ++i)
+      set_bit(keys.bitmap.data(), i * stride);
+    const Outcome outcome = peel_many(SketchShape::plan_whole(kKeys, 1, 3), keys, 20);
+    EXPECT_EQ(outcome.complete, outcome.runs) << "every " << stride;
+  }
+}
+
+// Two keys in the same eight cells: in one of starts * rows^8 pairs. Tables so small that it shows,
+// within five standard deviations.
+TEST(WholeShape, LosesPairsOfKeysAsOftenAsTheBoundSays) {
+  for (const auto& [starts, rows] : {std::pair{1u, 3u}, std::pair{4u, 2u}, std::pair{57u, 1u}}) {
+    SketchShape shape;
+    shape.hashes = 8;
+    shape.starts = starts;
+    shape.table_rows = rows;
+    constexpr int kRuns = 100000;
+    const Outcome outcome = peel_many(shape, 2, kRuns);
+    const double expected = kRuns / (starts * std::pow(rows, 8));
+    EXPECT_NEAR(kRuns - outcome.complete, expected, 5 * std::sqrt(expected))
+        << starts << " starts of " << rows << " rows";
+  }
+}
+
+// Chunks that have a pair, over all chunks: at most one plan in 3 * 10^9.
+TEST(WholeShape, MakesSuchPairsRarerThanOneInABillion) {
+  for (const double keys :
+       {2., 10., 31., 100., 1e3, 3999., 4e3, 1e4, 49152., 49153., 1e5, 1e6, 2e6, 1e7, 2e8, 1e9}) {
+    const SketchShape shape = SketchShape::plan_whole(static_cast<uint64_t>(keys), 1, 3);
+    const double chunk = keys / shape.chunks;
+    const double pairs =
+        shape.chunks * chunk * chunk / (2 * shape.starts * std::pow(shape.table_rows, 8));
+    EXPECT_LT(pairs, 3e-10) << keys;
+  }
+}
+
+// Where the graphs of half the seeds have a large core.
+TEST(WholeShape, HasItsThresholdWhereTheSizingSays) {
+  struct Case {
+    uint64_t keys;
+    uint32_t segments;
+    double half;  // cells a key
+  };
+  for (const Case& c :
+       {Case{300, 8, 1.904}, Case{1000, 8, 1.884}, Case{4000, 64, 1.281}, Case{16384, 64, 1.204}}) {
+    SketchShape shape;
+    shape.hashes = 8;
+    shape.starts = c.segments - 7;
+    shape.table_rows =
+        static_cast<uint32_t>(std::lround(static_cast<double>(c.keys) * c.half / c.segments));
+    const double share = success(peel_many(shape, c.keys, 100), c.keys, c.half);
+    EXPECT_GT(share, 0.15) << c.keys;
+    EXPECT_LT(share, 0.85) << c.keys;
+  }
+}
+
+// The distance from there: 5 % more keys than planned for peel in every run.
+TEST(WholeShape, StaysClearOfTheThreshold) {
+  for (const uint64_t keys : {300, 1000, 3999, 4000, 10000, 49152, 49153, 100000}) {
+    const SketchShape shape = SketchShape::plan_whole(keys, 1, 3);
+    const Outcome outcome = peel_many(shape, keys + keys / 20, 30);
+    EXPECT_EQ(outcome.complete, outcome.runs) << keys;
+  }
+}
+
+TEST(WholeShape, TakesAtMost140CellsAKeyFromTwentyThousandKeysOn) {
+  for (const uint64_t keys : {20000, 49152, 49153, 100000, 2000000, 200000000, 1000000000}) {
+    const SketchShape shape = SketchShape::plan_whole(keys, 1, 3);
+    const double ratio = static_cast<double>(shape.cells()) / static_cast<double>(keys);
+    EXPECT_LE(ratio, keys < 1000000 ? 1.40 : 1.31) << keys;
+    EXPECT_LE(shape.chunk_cells(), 65535u) << "cell numbers no longer fit 16 bits";
   }
 }
 

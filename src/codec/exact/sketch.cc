@@ -18,47 +18,35 @@
 namespace addend::exact {
 namespace {
 
-// A chunk's decoder state is 16 bytes a cell and about 17 a key: this many keys keep it near half a
-// megabyte.
-constexpr uint64_t kChunkKeys = 16384;
-constexpr uint32_t kMaxHashes = ADDEND_SKETCH_MAX_HASHES;
-
-// Cells per key that peel with high probability: the thresholds of random k-uniform hypergraphs
-// (k=3: 1.222, k=4: 1.295) plus what finite size and the fluctuation of chunk sizes cost;
-// tests/laws/sketch_recovery_test.cc measures it. `graph` is the number of keys of one independent
-// graph (one lane of one chunk). Small graphs take k=4: its failures fall with the square of the
-// size.
-struct Sizing {
-  uint32_t hashes;
-  double cells_per_key;
-};
-
-Sizing sizing(double graph) {
-  if (graph >= 12000) return {3, 1.28};
-  if (graph >= 4000) return {3, 1.28 + 0.06 * (12000 - graph) / 8000};
-  if (graph >= 1000) return {4, 1.38 + 0.06 * (4000 - graph) / 3000};
-  return {4, 1.44 + 0.6 * std::sqrt((1000 - graph) / 1000)};
-}
-
 uint32_t lane_shift(const SketchShape& shape) {
   return static_cast<uint32_t>(std::countr_zero(shape.lanes));
 }
 
-// The cells of one key inside its chunk, four numbers in one aligned load or store.
-template <typename CellId>
-struct alignas(kMaxHashes * sizeof(CellId)) Homes {
-  CellId cell[kMaxHashes];
+// Cell numbers that are kept for a key: three take the room of four.
+constexpr uint32_t homes_room(uint32_t hashes) { return std::bit_ceil(hashes); }
+
+// The cells of one key inside its chunk, all numbers in one or two aligned loads or stores.
+template <typename CellId, uint32_t kHashes>
+struct alignas(homes_room(kHashes) * sizeof(CellId)) Homes {
+  CellId cell[homes_room(kHashes)];
 };
 
-template <typename CellId>
-Homes<CellId> homes_of(const SketchShape& shape, uint64_t hash, uint64_t position) {
-  uint32_t rows[kMaxHashes] = {};
-  addend_sketch_rows(hash, shape.hashes, shape.table_rows, rows);
+template <typename CellId, uint32_t kHashes>
+Homes<CellId, kHashes> homes_of(const SketchShape& shape, uint64_t hash, uint64_t position) {
+  uint32_t rows[homes_room(kHashes)] = {};
+  uint32_t first = 0;
+  if constexpr (kHashes == ADDEND_SKETCH_RUN) {
+    first = addend_sketch_run(hash, shape.starts, shape.table_rows, rows);
+  } else {
+    addend_sketch_rows(hash, kHashes, shape.table_rows, rows);
+  }
   const auto lane = static_cast<uint32_t>(position) & (shape.lanes - 1);
-  const auto cell = [&](uint32_t j) {
-    return static_cast<CellId>((j * shape.table_rows + rows[j]) * shape.lanes + lane);
-  };
-  return {{cell(0), cell(1), cell(2), cell(3)}};
+  Homes<CellId, kHashes> homes;
+  for (uint32_t j = 0; j < homes_room(kHashes); ++j) {
+    homes.cell[j] =
+        static_cast<CellId>(((first + j) * shape.table_rows + rows[j]) * shape.lanes + lane);
+  }
+  return homes;
 }
 
 // Writes the positions of the set bits, ascending. Eight at a time, needed or not: the loop count
@@ -91,43 +79,29 @@ bool small_chunks(const SketchShape& shape) {
   return shape.chunk_cells() <= std::numeric_limits<uint16_t>::max();
 }
 
-// Calls run<CellId, kWords>() with the narrowest cell number and, for the common one-word cells,
-// their width as a constant.
+// Calls run<CellId, kWords, kHashes>() with the narrowest cell number, the number of hashes and,
+// for the common one-word cells, their width as constants.
+template <typename CellId, uint32_t kWords, typename Run>
+void with_hashes(const SketchShape& shape, Run& run) {
+  if (shape.hashes == 3) {
+    run.template operator()<CellId, kWords, 3>();
+  } else if (shape.hashes == 4) {
+    run.template operator()<CellId, kWords, 4>();
+  } else {
+    run.template operator()<CellId, kWords, ADDEND_SKETCH_RUN>();
+  }
+}
+
 template <typename Run>
 void with_types(const SketchShape& shape, Run&& run) {
   if (small_chunks(shape)) {
-    shape.words == 1 ? run.template operator()<uint16_t, 1>()
-                     : run.template operator()<uint16_t, 0>();
+    shape.words == 1 ? with_hashes<uint16_t, 1>(shape, run) : with_hashes<uint16_t, 0>(shape, run);
   } else {
-    shape.words == 1 ? run.template operator()<uint32_t, 1>()
-                     : run.template operator()<uint32_t, 0>();
+    shape.words == 1 ? with_hashes<uint32_t, 1>(shape, run) : with_hashes<uint32_t, 0>(shape, run);
   }
 }
 
 }  // namespace
-
-SketchShape SketchShape::plan(uint64_t keys, uint32_t lanes, uint32_t words, uint64_t seed) {
-  SketchShape shape;
-  // The caller's seed may also have shaped the data; a mixed one cannot resonate with it.
-  shape.seed = addend_mix64(seed ^ 0x736B657463683031ull);
-  shape.lanes = lanes;
-  shape.words = words;
-  const double total = static_cast<double>(std::max<uint64_t>(keys, 1));
-  const double wanted = std::floor(total / static_cast<double>(kChunkKeys * lanes));
-  shape.chunks = static_cast<uint32_t>(std::clamp(wanted, 1.0, 4294967295.0));
-  const double graph = total / shape.chunks / lanes;
-  const Sizing size = sizing(graph);
-  shape.hashes = size.hashes;
-  // A few spare rows absorb the fluctuation of very small graphs.
-  const double rows = std::ceil(graph * size.cells_per_key / size.hashes) + (graph < 1000 ? 2 : 0);
-  shape.table_rows = static_cast<uint32_t>(std::min(rows, 1e9));
-  return shape;
-}
-
-bool SketchShape::can_hold(uint64_t keys) const {
-  const double threshold = hashes == 3 ? 0.818 : 0.772;
-  return static_cast<double>(keys) <= threshold * static_cast<double>(cells());
-}
 
 Status Sketch::reserve(const SketchShape& shape, uint64_t keys) {
   const uint64_t id_bytes = small_chunks(shape) ? 2 : 4;
@@ -135,7 +109,7 @@ Status Sketch::reserve(const SketchShape& shape, uint64_t keys) {
   ADDEND_TRY(starts_.reserve((uint64_t{shape.chunks} + 1) * 8));
   ADDEND_TRY(ends_.reserve(uint64_t{shape.chunks} * 8));
   ADDEND_TRY(positions_.reserve((keys + 8) * 8));
-  ADDEND_TRY(homes_.reserve(slots * kMaxHashes * id_bytes));
+  ADDEND_TRY(homes_.reserve(slots * homes_room(shape.hashes) * id_bytes));
   ADDEND_TRY(slots_.reserve(slots * shape.words * 8));
   ADDEND_TRY(done_.reserve(slots));
   return {};
@@ -143,14 +117,14 @@ Status Sketch::reserve(const SketchShape& shape, uint64_t keys) {
 
 // Hashes nearly always spread keys evenly, so chunks first get equal room; only if one overflows
 // are they counted.
-template <typename CellId, uint32_t kWords>
+template <typename CellId, uint32_t kWords, uint32_t kHashes>
 void Sketch::distribute(const SketchShape& shape, const KeySet& keys, const int64_t* values) {
   auto* starts = starts_.as<uint64_t>();
   list_positions(keys, positions_.as<uint64_t>());
   const uint64_t room = even_room(keys.count, shape.chunks);
   for (uint64_t c = 0; c <= shape.chunks; ++c)
     starts[c] = c * room;
-  if (spread<CellId, kWords>(shape, keys.count, values)) return;
+  if (spread<CellId, kWords, kHashes>(shape, keys.count, values)) return;
   const auto* positions = positions_.as<uint64_t>();
   const uint32_t shift = lane_shift(shape);
   std::fill(starts, starts + shape.chunks + 1, 0);
@@ -160,16 +134,16 @@ void Sketch::distribute(const SketchShape& shape, const KeySet& keys, const int6
   }
   for (uint64_t c = 0; c < shape.chunks; ++c)
     starts[c + 1] += starts[c];
-  spread<CellId, kWords>(shape, keys.count, values);
+  spread<CellId, kWords, kHashes>(shape, keys.count, values);
 }
 
 // Puts every key into the next slot of its chunk; false if a chunk has no slot left.
-template <typename CellId, uint32_t kWords>
+template <typename CellId, uint32_t kWords, uint32_t kHashes>
 bool Sketch::spread(const SketchShape& shape, uint64_t keys, const int64_t* values) {
   const auto* starts = starts_.as<uint64_t>();
   const auto* positions = positions_.as<uint64_t>();
   auto* ends = ends_.as<uint64_t>();
-  auto* homes = homes_.as<Homes<CellId>>();
+  auto* homes = homes_.as<Homes<CellId, kHashes>>();
   auto* slots = slots_.as<int64_t>();
   const SketchShape local = shape;  // in registers: stores below could alias the caller's
   const uint32_t words = kWords != 0 ? kWords : local.words;
@@ -181,7 +155,7 @@ bool Sketch::spread(const SketchShape& shape, uint64_t keys, const int64_t* valu
     const uint64_t slot = ends[chunk]++;
     if (slot == starts[chunk + 1]) [[unlikely]]
       return false;
-    homes[slot] = homes_of<CellId>(local, hash, positions[i]);
+    homes[slot] = homes_of<CellId, kHashes>(local, hash, positions[i]);
     if (values == nullptr) continue;
     for (uint32_t w = 0; w < words; ++w)
       slots[slot * words + w] = values[i * words + w];
@@ -189,18 +163,17 @@ bool Sketch::spread(const SketchShape& shape, uint64_t keys, const int64_t* valu
   return true;
 }
 
-template <typename CellId, uint32_t kWords>
+template <typename CellId, uint32_t kWords, uint32_t kHashes>
 void Sketch::insert_chunk(const SketchShape& shape, uint32_t chunk, uint64_t* cells) const {
-  const auto* homes = homes_.as<Homes<CellId>>();
+  const auto* homes = homes_.as<Homes<CellId, kHashes>>();
   const auto* slots = slots_.as<int64_t>();
   const uint32_t words = kWords != 0 ? kWords : shape.words;
-  const uint32_t hashes = shape.hashes;
   const uint64_t end = ends_.as<uint64_t>()[chunk];
   for (uint64_t slot = starts_.as<uint64_t>()[chunk]; slot < end; ++slot) {
-    const Homes<CellId> home = homes[slot];
+    const Homes<CellId, kHashes> home = homes[slot];
     for (uint32_t w = 0; w < words; ++w) {
       const auto value = static_cast<uint64_t>(slots[slot * words + w]);
-      for (uint32_t j = 0; j < hashes; ++j)
+      for (uint32_t j = 0; j < kHashes; ++j)
         cells[uint64_t{home.cell[j]} * words + w] += value;
     }
   }
@@ -209,10 +182,11 @@ void Sketch::insert_chunk(const SketchShape& shape, uint32_t chunk, uint64_t* ce
 Status Sketch::insert(const SketchShape& shape, const KeySet& keys, const int64_t* values,
                       uint64_t* cells) {
   ADDEND_TRY(reserve(shape, keys.count));
-  with_types(shape, [&]<typename CellId, uint32_t kWords>() {
-    distribute<CellId, kWords>(shape, keys, values);
+  with_types(shape, [&]<typename CellId, uint32_t kWords, uint32_t kHashes>() {
+    distribute<CellId, kWords, kHashes>(shape, keys, values);
     for (uint32_t c = 0; c < shape.chunks; ++c) {
-      insert_chunk<CellId, kWords>(shape, c, cells + c * shape.chunk_cells() * shape.words);
+      insert_chunk<CellId, kWords, kHashes>(shape, c,
+                                            cells + c * shape.chunk_cells() * shape.words);
     }
   });
   return {};
@@ -233,7 +207,7 @@ void Sketch::peel_chunk(const SketchShape& shape, uint32_t chunk, uint64_t* cell
   const uint64_t cell_count = shape.chunk_cells();
   const uint64_t begin = starts_.as<uint64_t>()[chunk];
   const uint64_t keys = ends_.as<uint64_t>()[chunk] - begin;
-  const auto* homes = homes_.as<Homes<CellId>>() + begin;
+  const auto* homes = homes_.as<Homes<CellId, kHashes>>() + begin;
   auto* slots = slots_.as<int64_t>() + begin * words;
   auto* done = done_.as<uint8_t>() + begin;
   auto* nodes = nodes_.as<uint64_t>();
@@ -245,7 +219,7 @@ void Sketch::peel_chunk(const SketchShape& shape, uint32_t chunk, uint64_t* cell
       nodes[cell * stride + 1 + w] = cells[cell * words + w];
   }
   for (uint64_t key = 0; key < keys; ++key) {
-    const Homes<CellId> home = homes[key];
+    const Homes<CellId, kHashes> home = homes[key];
     for (uint32_t j = 0; j < kHashes; ++j) {
       uint64_t& left = nodes[uint64_t{home.cell[j]} * stride];
       left = (left + kOne) ^ key;
@@ -266,7 +240,7 @@ void Sketch::peel_chunk(const SketchShape& shape, uint32_t chunk, uint64_t* cell
     for (uint32_t w = 1; w < words; ++w)
       value[w] = static_cast<int64_t>(node[1 + w]);
     done[key] = 1;
-    const Homes<CellId> home = homes[key];
+    const Homes<CellId, kHashes> home = homes[key];
     for (uint32_t j = 0; j < kHashes; ++j) {
       uint64_t* other = nodes + uint64_t{home.cell[j]} * stride;
       const uint64_t left = (other[0] - kOne) ^ key;
@@ -321,12 +295,10 @@ Status Sketch::peel(const SketchShape& shape, const KeySet& keys, uint64_t* cell
   ADDEND_TRY(queue_.reserve((shape.chunk_cells() + 1) * 4));
   ADDEND_TRY(stuck_.reserve(keys.words * 8));
   std::memset(done_.as<uint8_t>(), 0, done_.capacity());
-  with_types(shape, [&]<typename CellId, uint32_t kWords>() {
-    distribute<CellId, kWords>(shape, keys, nullptr);
-    const auto peel_one = shape.hashes == 3 ? &Sketch::peel_chunk<CellId, kWords, 3>
-                                            : &Sketch::peel_chunk<CellId, kWords, 4>;
+  with_types(shape, [&]<typename CellId, uint32_t kWords, uint32_t kHashes>() {
+    distribute<CellId, kWords, kHashes>(shape, keys, nullptr);
     for (uint32_t c = 0; c < shape.chunks; ++c) {
-      (this->*peel_one)(shape, c, cells + c * shape.chunk_cells() * shape.words);
+      peel_chunk<CellId, kWords, kHashes>(shape, c, cells + c * shape.chunk_cells() * shape.words);
     }
     collect<kWords>(shape, keys);
   });

@@ -13,25 +13,34 @@
 
 namespace addend::exact {
 
-/// Layout of the cells: [chunk][sub-table][table row][lane][word]. All fields are part of the plan.
+/// Layout of the cells: [chunk][segment][table row][lane][word]. All fields are part of the plan. A
+/// key has one cell in each of k neighbouring segments; with one start these are sub-tables, and
+/// every key has a cell in each.
 struct SketchShape {
   uint64_t seed = 0;
-  uint32_t hashes = 3;      ///< k, 3 or 4
+  uint32_t hashes = 3;      ///< k: 3, 4 or 8
   uint32_t lanes = 1;       ///< elements hashed together, a power of two
   uint32_t chunks = 1;      ///< independent sketches
-  uint32_t table_rows = 1;  ///< rows of one sub-table of one chunk
+  uint32_t table_rows = 1;  ///< rows of one segment of one chunk
   uint32_t words = 1;       ///< i64 lanes a cell
+  uint32_t starts = 1;      ///< segments at which keys begin; 1 unless hashes is 8
 
-  uint64_t chunk_cells() const { return uint64_t{hashes} * table_rows * lanes; }
+  uint64_t segments() const { return uint64_t{hashes} - 1 + starts; }
+  uint64_t chunk_cells() const { return segments() * table_rows * lanes; }
   uint64_t cells() const { return chunk_cells() * chunks; }
   uint64_t lanes_total() const { return cells() * words; }
 
   /// The smallest shape that peels `keys` distinct keys in practice, at about 1.28 cells a key when
-  /// there are many.
+  /// there are many. A few may stick: for steps with a fix-up round.
   static SketchShape plan(uint64_t keys, uint32_t lanes, uint32_t words, uint64_t seed);
 
-  /// Whether peeling `keys` keys is worth trying: beyond the threshold of the hash count about half
-  /// of them would stick.
+  /// A shape under which any set of at most `keys` keys (up to 10^9) peels whole but for one seed
+  /// in 10^9, at no more than 1.36 cells a key when there are many: for files, which have no second
+  /// round. Why: docs/algorithms/exact.md, "Sketches in files".
+  static SketchShape plan_whole(uint64_t keys, uint32_t words, uint64_t seed);
+
+  /// Whether peeling `keys` keys is worth trying with 3 or 4 hashes: beyond their threshold about
+  /// half of them would stick.
   bool can_hold(uint64_t keys) const;
 };
 
@@ -71,11 +80,11 @@ class Sketch {
  private:
   Status reserve(const SketchShape& shape, uint64_t keys);
   // kWords is the cells' width if known at compile time, else 0.
-  template <typename CellId, uint32_t kWords>
+  template <typename CellId, uint32_t kWords, uint32_t kHashes>
   void distribute(const SketchShape& shape, const KeySet& keys, const int64_t* values);
-  template <typename CellId, uint32_t kWords>
+  template <typename CellId, uint32_t kWords, uint32_t kHashes>
   bool spread(const SketchShape& shape, uint64_t keys, const int64_t* values);
-  template <typename CellId, uint32_t kWords>
+  template <typename CellId, uint32_t kWords, uint32_t kHashes>
   void insert_chunk(const SketchShape& shape, uint32_t chunk, uint64_t* cells) const;
   template <typename CellId, uint32_t kWords, uint32_t kHashes>
   void peel_chunk(const SketchShape& shape, uint32_t chunk, uint64_t* cells);
@@ -86,7 +95,7 @@ class Sketch {
   Buffer starts_;     // u64 per chunk + 1: its first slot
   Buffer ends_;       // u64 per chunk: behind its last slot in use
   Buffer positions_;  // u64 per key, ascending
-  Buffer homes_;      // 4 cell numbers per slot, inside its chunk
+  Buffer homes_;      // 4 or 8 cell numbers per slot, inside its chunk
   Buffer slots_;      // i64 words per slot: values to insert, or peeled
   Buffer done_;       // u8 per slot
   Buffer sorted_;     // i64 words per key, in index order

@@ -2,6 +2,7 @@
 #include "codec/exact/sketch.h"
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -100,6 +101,33 @@ TEST(Sketch, HoldsCellsOfAnyWidth) {
       EXPECT_TRUE(round_trip(shape, keys).settled) << words << " words, " << lanes << " lanes";
     }
   }
+}
+
+TEST(Sketch, GivesEverythingBackFromEightHashes) {
+  for (const uint64_t count : {0, 1, 10, 1000, 5000, 120000}) {
+    for (const uint32_t words : {1u, 3u}) {
+      const Keys keys = random_keys(count, count, 10 * count + 64);
+      const auto shape = SketchShape::plan_whole(keys.positions.size(), words, count);
+      const Peeled peeled = round_trip(shape, keys);
+      EXPECT_TRUE(peeled.stuck.empty()) << count;
+      EXPECT_TRUE(peeled.settled) << count;
+    }
+  }
+  SketchShape wide{7, 8, 1, 1, 2000, 1, 57};  // 128000 cells: numbers of 32 bits
+  const Peeled peeled = round_trip(wide, random_keys(4, 50000, 400000));
+  EXPECT_TRUE(peeled.stuck.empty() && peeled.settled);
+}
+
+// The check values of docs/formats/add-file.md.
+TEST(Sketch, PutsAKeyWhereTheFormatSays) {
+  constexpr uint64_t kSeed = 0x041105E7B1BEB92B;
+  const auto run = [](uint64_t position) {
+    std::array<uint32_t, 9> all{};
+    all[0] = addend_sketch_run(addend_sketch_hash(kSeed, position), 57, 100, all.data() + 1);
+    return all;
+  };
+  EXPECT_EQ(run(0), (std::array<uint32_t, 9>{14, 33, 85, 36, 61, 23, 7, 87, 10}));
+  EXPECT_EQ(run(5), (std::array<uint32_t, 9>{48, 41, 26, 44, 78, 56, 7, 77, 6}));
 }
 
 TEST(Sketch, NumbersCellsOfSmallAndLargeChunks) {

@@ -20,10 +20,6 @@ using exact::KeySet;
 using exact::Sketch;
 using exact::SketchShape;
 
-// Reseeding attempts until the set's union peels. One nearly always does; a tiny union may take a
-// few.
-constexpr int kSeedTries = 64;
-
 Status check_gradient(const GradientView& gradient, DType dtype, uint64_t count) {
   if (gradient.data == nullptr && gradient.count > 0) {
     return make_error(Errc::kInvalidArgument, "the gradient is null");
@@ -51,18 +47,6 @@ struct Scanned {
   }
 };
 
-// Whether the shape's hashes separate these keys; values do not matter.
-Result<bool> peels(const SketchShape& shape, const KeySet& keys) {
-  SketchShape bare = shape;
-  bare.words = 1;
-  Buffer cells;
-  ADDEND_TRY(cells.reserve(bare.lanes_total() * 8));
-  std::memset(cells.as<void>(), 0, bare.lanes_total() * 8);
-  Sketch sketch;
-  ADDEND_TRY(sketch.peel(bare, keys, cells.as<uint64_t>()));
-  return sketch.stuck().count == 0;
-}
-
 // Spreads the bits that the digits have to spare over both ends, for gradients that join later.
 void set_range(const BitRange& range, SnapshotPlan* plan) {
   const Fixed format = Fixed::holding(range, plan->contributors);
@@ -77,23 +61,14 @@ void set_range(const BitRange& range, SnapshotPlan* plan) {
   plan->non_finite = format.special;
 }
 
-Status set_shape(const KeySet& keys, uint64_t seed, SnapshotPlan* plan) {
-  for (int attempt = 0; attempt < kSeedTries; ++attempt) {
-    const SketchShape shape = SketchShape::plan(plan->capacity, 1, plan->cell_words,
-                                                seed + static_cast<uint64_t>(attempt));
-    const Result<bool> ok = peels(shape, keys);
-    ADDEND_TRY(ok);
-    if (!*ok) continue;
-    plan->seed = shape.seed;
-    plan->hashes = shape.hashes;
-    plan->sketch_lanes = shape.lanes;
-    plan->chunks = shape.chunks;
-    plan->table_rows = shape.table_rows;
-    plan->cells = shape.cells();
-    return {};
-  }
-  return make_error(Errc::kCapacity, "no seed out of " + std::to_string(kSeedTries) +
-                                         " separates these non-zeros; use a larger spare");
+void set_shape(uint64_t seed, SnapshotPlan* plan) {
+  const SketchShape shape = SketchShape::plan_whole(plan->capacity, plan->cell_words, seed);
+  plan->seed = shape.seed;
+  plan->hashes = shape.hashes;
+  plan->starts = shape.starts;
+  plan->chunks = shape.chunks;
+  plan->table_rows = shape.table_rows;
+  plan->cells = shape.cells();
 }
 
 Status plan_sketch(std::span<const GradientView> gradients, const SnapshotOptions& options,
@@ -113,12 +88,13 @@ Status plan_sketch(std::span<const GradientView> gradients, const SnapshotOption
       range.include(load_float(gradient.dtype, scanned.values.as<void>(), i));
     }
   }
-  const KeySet keys{bits, words, popcount({bits, words})};
-  const double wanted = std::ceil(static_cast<double>(keys.count) * (1 + options.spare));
-  plan->capacity = std::clamp<uint64_t>(static_cast<uint64_t>(std::min(wanted, 0x1p56)), keys.count,
-                                        std::max(keys.count, plan->count));
+  const uint64_t keys = popcount({bits, words});
+  const double wanted = std::ceil(static_cast<double>(keys) * (1 + options.spare));
+  plan->capacity =
+      std::clamp<uint64_t>(static_cast<uint64_t>(std::min(wanted, 0x1p56)), keys, plan->count);
   set_range(range, plan);
-  return set_shape(keys, options.seed, plan);
+  set_shape(options.seed, plan);
+  return {};
 }
 
 // Operations and lengths of a plan's planes.
@@ -133,13 +109,19 @@ Round shape_of(const SnapshotPlan& plan) {
   return round;
 }
 
-Error outgrown(const SnapshotPlan& plan, uint64_t keys) {
-  return make_error(
-      Errc::kCapacity,
-      "the union has " + std::to_string(keys) + " non-zeros, more than a plan for " +
-          std::to_string(plan.capacity) + " can separate; a plan with room for " +
-          std::to_string(keys) +
-          " would do: pack again with a larger spare, or with these gradients in the set");
+// What to say of a union that does not peel.
+Error inseparable(const SnapshotPlan& plan, uint64_t keys) {
+  const std::string both = "the union has " + std::to_string(keys) +
+                           " non-zeros and the plan has room for " + std::to_string(plan.capacity);
+  if (keys <= plan.capacity) {
+    return make_error(Errc::kCapacity,
+                      both +
+                          ", but this seed's hashes do not separate them, as happens once in "
+                          "10^9 plans: pack again with another seed");
+  }
+  return make_error(Errc::kCapacity, both + ", " + std::to_string(keys - plan.capacity) +
+                                         " too few: pack again with a larger spare, or with these "
+                                         "gradients in the set");
 }
 
 }  // namespace
@@ -244,7 +226,7 @@ Status decode_snapshot(const SnapshotPlan& plan, const Snapshot& snapshot, void*
   }
   const KeySet keys{index, words, popcount({index, words})};
   const SketchShape shape = exact::snapshot_shape(plan);
-  if (!shape.can_hold(keys.count)) return outgrown(plan, keys.count);
+  if (keys.count > shape.cells()) return inseparable(plan, keys.count);
   // Peeling consumes the cells, and the snapshot is the caller's.
   Buffer cells, packed;
   ADDEND_TRY(cells.reserve(shape.lanes_total() * 8));
@@ -252,7 +234,7 @@ Status decode_snapshot(const SnapshotPlan& plan, const Snapshot& snapshot, void*
   std::memcpy(cells.as<void>(), snapshot.planes.planes[1].data, shape.lanes_total() * 8);
   Sketch sketch;
   ADDEND_TRY(sketch.peel(shape, keys, cells.as<uint64_t>()));
-  if (sketch.stuck().count > 0) return outgrown(plan, keys.count);
+  if (sketch.stuck().count > 0) return inseparable(plan, keys.count);
   const Fixed format = exact::snapshot_format(plan);
   for (uint64_t i = 0; i < keys.count; ++i) {
     const int64_t* number = sketch.values() + i * shape.words;

@@ -2,15 +2,15 @@
 // Plan bytes, little endian: docs/formats/add-file.md, "Plan bytes".
 #include "codec/exact/snapshot_plan.h"
 
-#include <bit>
 #include <string>
 
 #include "base/bits.h"
+#include "wire/sketch_hash.h"
 
 namespace addend {
 namespace {
 
-constexpr uint32_t kPlanVersion = 1;
+constexpr uint32_t kPlanVersion = 2;
 constexpr std::size_t kPlanBytes = 72;
 constexpr uint64_t kMaxCount = uint64_t{1} << 56;
 
@@ -50,14 +50,12 @@ Error malformed(const std::string& why) {
 }
 
 Status check_sketch(const SnapshotPlan& plan) {
-  if (plan.hashes != 3 && plan.hashes != 4) return malformed("the number of hashes is not 3 or 4");
-  if (!std::has_single_bit(plan.sketch_lanes) || plan.sketch_lanes > 1024) {
-    return malformed("the number of lanes is not a power of two up to 1024");
-  }
-  if (plan.chunks == 0 || plan.table_rows == 0 || plan.table_rows > 1000000000) {
+  if (plan.hashes != ADDEND_SKETCH_RUN) return malformed("the number of hashes is not 8");
+  if (plan.chunks == 0 || plan.starts == 0 || plan.table_rows == 0 ||
+      plan.table_rows > 1000000000) {
     return malformed("the sketch has no cells or too many");
   }
-  const uint64_t chunk = uint64_t{plan.hashes} * plan.table_rows * plan.sketch_lanes;
+  const uint64_t chunk = exact::snapshot_shape(plan).chunk_cells();
   if (chunk >> 32 != 0 || plan.cells != chunk * plan.chunks) {
     return malformed("the cell count does not follow from the sketch's shape");
   }
@@ -78,7 +76,7 @@ Status check_sketch(const SnapshotPlan& plan) {
 Status check_dense(const SnapshotPlan& plan) {
   const bool bare = plan.seed == 0 && plan.capacity == 0 && plan.cells == 0 &&
                     plan.cell_words == 0 && plan.quantum == 0 && plan.top == 0 &&
-                    plan.hashes == 0 && plan.sketch_lanes == 0 && plan.chunks == 0 &&
+                    plan.hashes == 0 && plan.starts == 0 && plan.chunks == 0 &&
                     plan.table_rows == 0 && !plan.non_finite;
   return bare ? Status{} : Status(malformed("a dense plan has fields of a sketch"));
 }
@@ -91,7 +89,7 @@ SketchShape snapshot_shape(const SnapshotPlan& plan) {
   SketchShape shape;
   shape.seed = plan.seed;
   shape.hashes = plan.hashes;
-  shape.lanes = plan.sketch_lanes;
+  shape.starts = plan.starts;
   shape.chunks = plan.chunks;
   shape.table_rows = plan.table_rows;
   shape.words = plan.cell_words;
@@ -116,7 +114,7 @@ std::vector<uint8_t> SnapshotPlan::serialize() const {
       .put(static_cast<uint8_t>(dtype));
   writer.put(static_cast<uint8_t>(non_finite ? 1 : 0)).put(uint8_t{0});
   writer.put(count).put(seed).put(capacity).put(cells).put(contributors).put(cell_words);
-  writer.put(quantum).put(top).put(hashes).put(sketch_lanes).put(chunks).put(table_rows);
+  writer.put(quantum).put(top).put(hashes).put(starts).put(chunks).put(table_rows);
   return writer.take();
 }
 
@@ -127,7 +125,10 @@ Result<SnapshotPlan> SnapshotPlan::parse(std::span<const uint8_t> bytes) {
   uint8_t codec = 0, type = 0, special = 0, zero = 0;
   SnapshotPlan plan;
   reader.get(&version);
-  if (version != kPlanVersion) return malformed("unknown version " + std::to_string(version));
+  if (version != kPlanVersion) {
+    return malformed("version " + std::to_string(version) + ", but this build reads version " +
+                     std::to_string(kPlanVersion) + ": pack the gradients again");
+  }
   reader.get(&codec);
   reader.get(&type);
   reader.get(&special);
@@ -141,7 +142,7 @@ Result<SnapshotPlan> SnapshotPlan::parse(std::span<const uint8_t> bytes) {
   reader.get(&plan.quantum);
   reader.get(&plan.top);
   reader.get(&plan.hashes);
-  reader.get(&plan.sketch_lanes);
+  reader.get(&plan.starts);
   reader.get(&plan.chunks);
   reader.get(&plan.table_rows);
   if (codec > 1 || type > static_cast<uint8_t>(DType::kF16) || special > 1 || zero != 0) {
