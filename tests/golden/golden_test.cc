@@ -169,7 +169,9 @@ const std::vector<RoundsCase> kRounds = {
     {"exact:mode=sketch,density=0.2,values=reproducible", DType::kF32, 130},
     {"quant", DType::kF32, 130},
     {"quant:carrier=indices,block=64", DType::kBf16, 130},
-    {"quant:bits=auto,budget=5,block=64", DType::kF32, 200},  // lanes of u8 and of u16
+    {"quant:bits=auto,budget=5,block=64", DType::kF32, 200},
+    {"quant:bits=8,block=64", DType::kF32, 130},                // 2 x 255 levels: lanes of u16
+    {"quant:bits=auto,budget=7.5,block=64", DType::kF32, 200},  // lanes of u8 and of u16
     {"quant:bits=2,block=64,feedback=float", DType::kF16, 100},
     {"quant:levels=published,rotate=none,rounding=independent,block=64", DType::kF32, 100},
     {"dense", DType::kBf16, 64, 0.5},
