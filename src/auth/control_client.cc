@@ -56,7 +56,10 @@ Credentials credentials_of(const ServiceAccess& access) {
 }  // namespace
 
 ControlClient::ControlClient(TlsContext context, net::Descriptor socket, TlsStream stream)
-    : context_(std::move(context)), socket_(std::move(socket)), stream_(std::move(stream)) {}
+    : context_(std::move(context)),
+      socket_(std::move(socket)),
+      guard_(socket_.get()),
+      stream_(std::move(stream)) {}
 
 Result<std::unique_ptr<ControlClient>> ControlClient::connect(const ServiceAccess& access,
                                                               Deadline deadline) {

@@ -12,6 +12,7 @@
 #include "auth/tls.h"
 #include "net/control_message.h"
 #include "net/descriptor.h"
+#include "net/fork_guard.h"
 
 namespace addend::auth {
 
@@ -48,6 +49,7 @@ class ControlClient {
 
   TlsContext context_;
   net::Descriptor socket_;
+  net::ForkGuard guard_;
   TlsStream stream_;
   std::vector<uint8_t> out_, in_;
   std::size_t taken_ = 0;  // bytes of in_ that the last message took

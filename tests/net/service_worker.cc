@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One worker of a job, for tests that need processes: does a step for each line on stdin and prints
 // what came of it. JOB is the name of a job, or tenant/job with the job's own key.
-// Usage: service_worker HOST:PORT KEY_HEX JOB WORLD WORKER steps|planes
+// With `fork` it does nothing but leave a child behind, which stays until stdin ends.
+// Usage: service_worker HOST:PORT KEY_HEX JOB WORLD WORKER steps|planes|fork
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -9,6 +10,8 @@
 #include <iostream>
 #include <string>
 #include <vector>
+
+#include <unistd.h>
 
 #include "addend/codec.h"
 #include "addend/pipeline.h"
@@ -114,6 +117,25 @@ void run_planes(Reducer& reducer) {
   }
 }
 
+// As a data loader does: the child has all that its parent had open.
+void run_fork() {
+  if (fork() == 0) {
+    char byte;
+    while (read(STDIN_FILENO, &byte, 1) > 0) {
+    }
+    _exit(0);
+  }
+  std::printf("forked\n");
+  std::fflush(stdout);
+  pause();
+}
+
+void run(Reducer& reducer, const std::string& mode) {
+  if (mode == "steps") return run_steps(reducer);
+  if (mode == "planes") return run_planes(reducer);
+  run_fork();
+}
+
 }  // namespace
 }  // namespace addend
 
@@ -121,6 +143,6 @@ int main(int argc, char** argv) {
   if (argc != 7) return 2;
   auto reducer = addend::create_service_reducer(addend::options_of(argv));
   if (!reducer) addend::stop(reducer.error());
-  std::string(argv[6]) == "steps" ? addend::run_steps(**reducer) : addend::run_planes(**reducer);
+  addend::run(**reducer, argv[6]);
   return 0;
 }
