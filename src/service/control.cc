@@ -17,6 +17,8 @@ using Clock = std::chrono::steady_clock;
 
 // Strangers get this long to show who they are.
 constexpr std::chrono::seconds kHandshakePatience{5};
+// How often it is asked whether two that claim one place have settled it.
+constexpr int kRivalsMs = 20;
 // A peer that does not read its mail is cut off.
 constexpr std::size_t kMaxOut = 4u << 20;
 constexpr std::size_t kMaxIn = sizeof(addend_control_header) + sizeof(addend_control_join) +
@@ -134,7 +136,7 @@ void Control::run() {
               : POLLIN;
       ready.push_back({connection->socket.get(), events, 0});
     }
-    poll(ready.data(), ready.size(), 1000);
+    poll(ready.data(), ready.size(), rivals_.empty() ? 1000 : kRivalsMs);
     if (ready[1].revents != 0) run_posted();
     const auto now = Clock::now();
     // New ones are appended by accept_all below and have no entry in `ready` yet.
@@ -146,6 +148,7 @@ void Control::run() {
       if (!alive) close(connection);
     }
     std::erase_if(connections_, [](const auto& c) { return !c->socket; });
+    if (!rivals_.empty()) settle_rivals();
     if (ready[0].revents != 0) accept_all();
     connection_count_.store(static_cast<uint32_t>(connections_.size()), std::memory_order_relaxed);
   }
@@ -216,13 +219,7 @@ bool Control::read_messages(Connection& connection) {
       if (*taken == 0) break;
       at += *taken;
       const Status status = handle(connection, message);
-      if (!status) {
-        addend_control_failed failed{};
-        failed.code = static_cast<uint32_t>(status.error().code);
-        net::put_text(failed.text, status.error().message);
-        net::append_control(connection.out, ADDEND_CONTROL_FAILED, failed);
-        connection.closing = true;
-      }
+      if (!status) refuse(connection, status.error());
     }
     connection.in.erase(connection.in.begin(),
                         connection.in.begin() + static_cast<std::ptrdiff_t>(at));
@@ -247,14 +244,8 @@ bool Control::write_out(Connection& connection) {
 
 Status Control::handle(Connection& connection, const net::ControlMessage& message) {
   switch (message.type) {
-    case ADDEND_CONTROL_JOIN: {
-      const auto join = message.as<addend_control_join>();
-      if (join.positions != message.words.size() / 4) {
-        return make_error(Errc::kMalformed, "a row of positions of another length than it says");
-      }
-      return registry_->join(connection.id, connection.identity, connection.peer, join,
-                             message.numbers());
-    }
+    case ADDEND_CONTROL_JOIN:
+      return join(connection, message);
     case ADDEND_CONTROL_PATH:
       return registry_->path(connection.id, message.as<addend_control_path>());
     case ADDEND_CONTROL_TABLE: {
@@ -283,6 +274,38 @@ Status Control::handle(Connection& connection, const net::ControlMessage& messag
   }
 }
 
+Status Control::join(Connection& connection, const net::ControlMessage& message) {
+  const auto join = message.as<addend_control_join>();
+  if (join.positions != message.words.size() / 4) {
+    return make_error(Errc::kMalformed, "a row of positions of another length than it says");
+  }
+  const ConnectionId rival = registry_->rival_of(connection.id, connection.identity, join);
+  if (const Connection* there = find(rival); there != nullptr) {
+    rivals_.add({connection.id, connection.identity, connection.peer, join, message.numbers()},
+                rival, there->socket.get());
+    return {};
+  }
+  return registry_->join(connection.id, connection.identity, connection.peer, join,
+                         message.numbers());
+}
+
+void Control::settle_rivals() {
+  for (Rivals::Newcomer& one :
+       rivals_.settle([this](ConnectionId id) { return find(id) != nullptr; })) {
+    const Status status =
+        registry_->join(one.id, one.identity, one.address, one.join, std::move(one.positions));
+    if (!status) refuse(*find(one.id), status.error());
+  }
+}
+
+void Control::refuse(Connection& connection, const Error& error) {
+  addend_control_failed failed{};
+  failed.code = static_cast<uint32_t>(error.code);
+  net::put_text(failed.text, error.message);
+  net::append_control(connection.out, ADDEND_CONTROL_FAILED, failed);
+  connection.closing = true;
+}
+
 void Control::list(Connection& connection) {
   for (const JobView& view : registry_->jobs_of(connection.identity)) {
     addend_control_status status{};
@@ -300,9 +323,15 @@ void Control::list(Connection& connection) {
 
 void Control::send(ConnectionId to, addend_control_type type, std::span<const uint8_t> body,
                    std::span<const uint32_t> numbers) {
-  for (const auto& connection : connections_) {
-    if (connection->id == to) return net::append_control(connection->out, type, body, numbers);
+  if (Connection* connection = find(to); connection != nullptr) {
+    net::append_control(connection->out, type, body, numbers);
   }
+}
+
+Control::Connection* Control::find(ConnectionId id) const {
+  const auto found = std::find_if(connections_.begin(), connections_.end(),
+                                  [&](const auto& connection) { return connection->id == id; });
+  return found == connections_.end() ? nullptr : found->get();
 }
 
 }  // namespace addend::service

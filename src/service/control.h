@@ -14,6 +14,7 @@
 #include "net/control_message.h"
 #include "net/descriptor.h"
 #include "service/registry.h"
+#include "service/rivals.h"
 
 namespace addend::service {
 
@@ -56,6 +57,10 @@ class Control final : private Mail {
   bool read_messages(Connection& connection);
   bool write_out(Connection& connection);
   Status handle(Connection& connection, const net::ControlMessage& message);
+  Status join(Connection& connection, const net::ControlMessage& message);
+  void settle_rivals();
+  static void refuse(Connection& connection, const Error& error);
+  Connection* find(ConnectionId id) const;
   void list(Connection& connection);
   void close(Connection& connection);
   void send(ConnectionId to, addend_control_type type, std::span<const uint8_t> body,
@@ -69,6 +74,7 @@ class Control final : private Mail {
   net::Descriptor listener_, wake_;
   uint16_t port_ = 0;
   std::vector<std::unique_ptr<Connection>> connections_;
+  Rivals rivals_;
   ConnectionId next_id_ = 1;
   std::atomic<uint32_t> connection_count_{0};
   std::atomic<bool> stop_{false};

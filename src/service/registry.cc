@@ -268,6 +268,16 @@ Result<Registry::Job*> Registry::job_to_join(const std::string& identity,
   return &job;
 }
 
+ConnectionId Registry::rival_of(ConnectionId from, const std::string& identity,
+                                const addend_control_join& join) const {
+  const TenantOptions* tenant = tenant_of(identity);
+  if (tenant == nullptr) return 0;
+  const auto found = jobs_.find({tenant->name, net::get_text(join.job.name)});
+  if (found == jobs_.end() || join.worker >= found->second.members.size()) return 0;
+  const ConnectionId there = found->second.members[join.worker].connection;
+  return there == from ? 0 : there;
+}
+
 Status Registry::join(ConnectionId from, const std::string& identity, const net::Address& peer,
                       const addend_control_join& join, std::vector<uint32_t> positions) {
   const auto before = workers_.find(from);
@@ -278,10 +288,16 @@ Status Registry::join(ConnectionId from, const std::string& identity, const net:
   if (!found) return found.error();
   Job& job = **found;
   const Key key{job.tenant, job.options.name};
+  if (rival_of(from, identity, join) != 0) {
+    log(LogLevel::kWarning, "worker refused: it is there already", job, join.worker);
+    return make_error(Errc::kInvalidArgument,
+                      "worker " + std::to_string(join.worker) + " of job " + job.options.name +
+                          " is there already, at " + job.members[join.worker].address.to_string() +
+                          ": another run has this name, or an old process has to be ended");
+  }
   // Whoever joins a running epoch has lost it, so the others cannot finish it either.
   if (job.epoch != 0) end_epoch(job, ADDEND_NOTICE_CLOSED, join.worker);
   Member& member = job.members[join.worker];
-  if (member.connection != 0 && member.connection != from) workers_.erase(member.connection);
   member.connection = from;
   member.address = peer;
   member.address.set_port(static_cast<uint16_t>(join.udp_port));

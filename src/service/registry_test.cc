@@ -201,17 +201,30 @@ TEST_F(RegistryTest, AQuorumWithoutPatienceIsRefused) {
   EXPECT_FALSE(come(10, "one", first, {}));
 }
 
-TEST_F(RegistryTest, JoiningAgainEndsTheEpochAndGathersAnew) {
+TEST_F(RegistryTest, AWorkerThatIsThereIsNotPushedOut) {
+  start_ring();
+  EXPECT_EQ(registry_.rival_of(12, "one", message("ring", 1)), 11u);
+  EXPECT_EQ(registry_.rival_of(11, "one", message("ring", 1)), 0u);
+  EXPECT_EQ(registry_.rival_of(12, "two", message("ring", 1)), 0u);
+  EXPECT_EQ(registry_.rival_of(12, "one", message("ring", 7)), 0u);
+  const Status status = join(12, 1);
+  ASSERT_FALSE(status);
+  EXPECT_NE(status.error().message.find("worker 1 of job ring is there already"),
+            std::string::npos);
+  EXPECT_TRUE(planes_.ended.empty());
+  registry_.lost(12);
+  EXPECT_TRUE(planes_.ended.empty());
+}
+
+TEST_F(RegistryTest, JoiningAgainAfterADeathGathersAnew) {
   start_ring();
   const uint32_t before = planes_.last->slots.epoch;
+  registry_.lost(11);
   ASSERT_TRUE(join(12, 1));
   EXPECT_EQ(planes_.ended.size(), 1u);
   ASSERT_TRUE(join(10, 0));
   EXPECT_NE(planes_.last->slots.epoch, before);
   EXPECT_EQ(planes_.live.size(), 1u);
-  // The connection that was replaced no longer counts.
-  registry_.lost(11);
-  EXPECT_EQ(planes_.ended.size(), 1u);
 }
 
 TEST_F(RegistryTest, WorkersGoOnWhereTheLastOfThemIs) {

@@ -82,6 +82,23 @@ class MembersTest(unittest.TestCase):
         for process in processes[:2]:
             self.fails(process, "unavailable worker 2 left the job")
 
+    def test_a_second_run_of_the_same_name_is_refused_and_the_first_goes_on(self) -> None:
+        processes = self.workers()
+        again = [self.worker(number) for number in range(WORLD)]
+        for number, process in enumerate(again):
+            self.fails(process, f"invalid_argument worker {number} of job ring is there already, at 127.0.0.1:")
+        self.step(processes)
+        # Also while the job waits for some, and for one that hangs.
+        for process in processes:
+            process.communicate(timeout=SOON_S)
+        first = self.worker(0)
+        wait_until(lambda: self.job().get("joined") == 1, "a job with one worker")
+        first.send_signal(signal.SIGSTOP)
+        self.fails(self.worker(0), "worker 0 of job ring is there already")
+        # One that was ended makes room at once.
+        first.kill()
+        self.step([self.worker(number) for number in range(WORLD)])
+
     def test_a_worker_that_leaves_is_named_to_the_others(self) -> None:
         processes = self.workers()
         processes[1].communicate(timeout=SOON_S)

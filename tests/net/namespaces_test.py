@@ -43,9 +43,10 @@ max_slots = 100
 ''')
 
     def worker(self, number: int, *extra: object, world: int = WORLD, tenant: str = "lab", key: Path | None = None,
-               iterations: int = 10, size: str = "1M") -> subprocess.Popen:
+               iterations: int = 10, size: str = "1M", machine: int | None = None) -> subprocess.Popen:
+        machine = number if machine is None else machine
         return self.network.start(
-            self.network.space(number), ADDEND, "perf", "--reducer", "service", "--aggregator", f"10.77.{number}.1:7700", "--identity",
+            self.network.space(machine), ADDEND, "perf", "--reducer", "service", "--aggregator", f"10.77.{machine}.1:7700", "--identity",
             tenant, "--key", key or self.key, "--workers", world, "--worker", number, "-b", size, "-e", size, "-n", iterations,
             "-c", "dense", "-c", "exact:values=reproducible", "--values", "integers", *extra)
 
@@ -121,6 +122,16 @@ max_slots = 100
         self.service.kill_and_restart()
         for process in processes:
             self.finish(process)
+
+    def test_a_worker_whose_machine_is_gone_can_be_replaced(self) -> None:
+        processes = self.workers(iterations=100000)
+        self.wait_for_turns()
+        self.network.inside(self.network.server_space, "ip", "link", "set", "s3", "down")
+        again = self.worker(3, machine=0)
+        for number in (0, 1, 2):
+            self.fails(processes[number], "worker 3 left the job")
+        wait_until(lambda: [job["waits_for"] for job in self.service.status()["jobs"]] == [[0, 1, 2]], "a job with the new worker only")
+        self.assertIsNone(again.poll())
 
     def test_a_wrong_key_does_not_join(self) -> None:
         self.fails(self.worker(0, key=self.other, world=1), "did not accept 'lab'")
