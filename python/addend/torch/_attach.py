@@ -60,7 +60,6 @@ def attach(
         if worker.engine.repeats and sparse:
             raise Unsupported(f"{sparse[0]}: sparse gradients have no sums without late ranks")
         handle = Handle(model, specs, worker, seed=seed, in_place=in_place, scaler=scaler)
-        model.register_comm_hook(None, handle._hook)
     except Exception:
         worker.close()
         raise

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from addend import Aggregator, InvalidArgument, Unavailable, Unsupported
 from addend.torch._coder import DTYPES
 from addend.torch._engine import Link
+from addend.torch._hook import Hook
 from addend.torch._specs import keeps_residual, kind_of, options_of, tuned
 
 # Element types that no codec takes, and every backend adds.
@@ -121,8 +122,10 @@ def check_model(model: Any) -> Any:
         )
     if getattr(inner, "process_group", None) is None:
         raise Unavailable("the model has no process group")
-    if getattr(inner, "_comm_hooks", None):
-        raise InvalidArgument("the model has a communication hook already")
+    for hook, _ in getattr(inner, "_comm_hooks", []):
+        ours = getattr(hook, "__self__", None)
+        if not isinstance(ours, Hook) or ours.handle is not None:
+            raise InvalidArgument("the model has a communication hook already")
     return inner
 
 

@@ -88,6 +88,55 @@ def start(
     return Worker(engine, rollcall, deadline_s)
 
 
+class Hook:
+    """What DDP holds of us: a handle, or none, and then sums are DDP's own.
+
+    DDP keeps its hooks among what it copies and pickles. A copy of a model has no part in the
+    exchange of the first, whose ranks know nothing of it: it gets a hook without a handle.
+    """
+
+    def __init__(self, group: Any = None) -> None:
+        self._group = group
+        self.handle: Optional[Handle] = None
+        self.registered = False  # with a reducer, which keeps it for good
+
+    def run(
+        self,
+        state: object,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]  # torch's own stubs lack it
+    ) -> torch.futures.Future[torch.Tensor]:
+        if self.handle is not None:
+            return self.handle._submit(bucket)
+        # To the bit what DDP does where it has no hook.
+        buffer, world = bucket.buffer(), dist.get_world_size(self._group)
+        summed = buffer.div_(world) if buffer.is_sparse else buffer.mul_(1.0 / world)
+        work = dist.all_reduce(summed, group=self._group, async_op=True)
+        future: torch.futures.Future[torch.Tensor] = work.get_future().then(_first_value)
+        return future
+
+    def register(self, model: Any, handle: "Handle") -> None:
+        if not self.registered:
+            model.register_comm_hook(None, self.run)
+            self.registered = True
+        self.handle = handle
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Hook, ()
+
+
+def _first_value(future: "torch.futures.Future[list[torch.Tensor]]") -> torch.Tensor:
+    return future.value()[0]
+
+
+def hook_of(model: Any) -> Hook:
+    """The model's hook of ours, or a new one. A copy's is a stranger to the copy's reducer."""
+    for hook, _ in getattr(model, "_comm_hooks", []):
+        ours = getattr(hook, "__self__", None)
+        if isinstance(ours, Hook) and ours.registered:
+            return ours
+    return Hook(model.process_group)
+
+
 class Handle:
     """What `attach` returns: metrics, state and life of one model's gradient exchange."""
 
@@ -102,6 +151,7 @@ class Handle:
         scaler: Optional[Any],
     ) -> None:
         self._specs, self._worker, self._seed, self._scaler = specs, worker, seed, scaler
+        self._hook = hook_of(model)
         self._engine: Engine = worker.engine
         self._meter = Meter(self._engine.rank)
         # With views, the bucket is the gradients themselves, which must survive a failure.
@@ -116,12 +166,13 @@ class Handle:
         self._loss_scale = 1.0
         self._last_submitted = 0.0
 
-    # ---- the hook: runs inside backward, so it only queues
+        self._hook.register(model, self)
 
-    def _hook(
+    # ---- what runs inside backward, so it only queues
+
+    def _submit(
         self,
-        state: object,
-        bucket: dist.GradBucket,  # type: ignore[name-defined]  # torch's own stubs lack it
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
     ) -> torch.futures.Future[torch.Tensor]:
         begin = time.perf_counter()
         if self._worker.failure is not None:
@@ -413,8 +464,13 @@ class Handle:
         self._step = int(state["step"]) - 1
         self._last_index = 1 << 62  # the next bucket begins a step
 
+    def detach(self) -> None:
+        """Goes back to DDP's own sums; call it on every rank, between steps."""
+        self._hook.handle = None
+        self.close()
+
     def close(self) -> None:
-        """Ends the worker's thread. The model cannot run backward with this hook afterwards."""
+        """Ends the worker's thread. The model cannot run backward afterwards; `detach` lets it."""
         self._meter.stop_trace()
         self._worker.close()
 
