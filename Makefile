@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The two commands of the README: `make demo` and `make test`. Each installs what it needs (as root) or names it.
-.PHONY: help demo demo-codecs test test-dev test-python test-asan test-tsan bench bench-torch bench-service fuzz format check-format build-release python-env clean
+.PHONY: help demo demo-codecs test test-dev test-python test-asan test-tsan bench bench-torch bench-service fuzz mutants format check-format build-release python-env clean
 JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 60
 TSAN_TESTS = mesh_test reduce_test pipeline_test float_equality_test example_c service_test service_net_test
@@ -13,6 +13,7 @@ help:
 	@echo 'make test    install what is needed, build and run all tests (dev, Python, then sanitizers)'
 	@echo 'make bench   the bars: kernels and codecs against memcpy, pass or fail; bench-torch: against torch'
 	@echo 'make fuzz    libFuzzer on every parser and decoder, FUZZ_SECONDS=60 each'
+	@echo 'make mutants shows that the tests notice known mistakes; MUTANTS="--only quant" for some of them'
 	@echo 'make format  clang-format and ruff format all sources'
 
 build-release:
@@ -94,6 +95,11 @@ fuzz:
 	cmake --preset fuzz -DADDEND_APPS=OFF
 	cmake --build --preset fuzz -j $(JOBS)
 	tools/run_fuzzers.sh build/fuzz/fuzz $(FUZZ_SECONDS)
+
+# Each mistake of tests/mutants.toml in a copy of the tree (build/mutants): the test that it names must fail.
+mutants: python-env
+	tools/install_packages.sh build test
+	python3 tools/mutants.py -j $(JOBS) $(MUTANTS)
 
 format: python-env
 	tools/install_packages.sh test
