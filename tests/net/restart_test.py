@@ -212,6 +212,30 @@ class RestartTest(unittest.TestCase):
         self.start()
         self.assertEqual(self.jobs(), [])
 
+    def test_a_job_with_a_quorum_is_kept_and_its_step_is_refused_by_name(self) -> None:
+        self.configure()
+        self.start()
+        self.create("--patience", 2, "--quorum", 2)
+        processes = self.workers()
+        self.release(processes, 1)
+        for process in processes:
+            self.take_step(process, 0)
+        self.end(signal.SIGTERM)
+        self.start()
+        self.release(processes, 1)
+        for process in processes:
+            self.assertIn("unavailable the aggregator is gone; a job with a quorum does not go on after that", process.communicate(timeout=60)[0])
+        # New ones find the job as it was: two go on without the third.
+        processes = self.workers()
+        self.release(processes, 1)
+        for process in processes:
+            self.take_step(process, 0)
+        processes[2].send_signal(signal.SIGSTOP)
+        self.release(processes[:2], 1)
+        for process in processes[:2]:
+            assert process.stdout is not None
+            self.assertEqual(process.stdout.readline().split()[:2], ["1", "4"])
+
     def test_drain_s_ends_jobs_for_good(self) -> None:
         self.configure()
         self.start()
