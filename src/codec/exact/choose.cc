@@ -57,7 +57,7 @@ Cost estimate(Mode mode, const Layout& layout, const Options& options, const Obs
       break;
     }
     case Mode::kSketch: {
-      const SketchShape shape = SketchShape::plan(seen.nonzeros, options.lanes, 1, 0);
+      const SketchShape shape = SketchShape::plan(seen.capacity, options.lanes, 1, 0);
       cost = {reproducible ? 2u : 1u,
               count / 8 + count / 512 + 8 * static_cast<double>(shape.cells()),
               kPackedCopies * copy + keys * kSketchSecondsPerKey};
@@ -106,7 +106,7 @@ Mode choose(const Layout& layout, const Options& options, const Observation& see
   if (sparse.seconds < enough) return sparse.mode;
   if (seen.dense_steps < options.probe) return Mode::kDense;
   Observation empty = seen;
-  empty.nonzeros = empty.live_blocks = empty.element_bits = 0;
+  empty.nonzeros = empty.capacity = empty.live_blocks = empty.element_bits = 0;
   const bool may_pay = cheapest_sparse(layout, options, empty).seconds < enough;
   return may_pay ? Mode::kPacked : Mode::kDense;
 }

@@ -15,6 +15,7 @@ namespace addend::exact {
 struct Observation {
   static constexpr uint64_t kUnknown = ~uint64_t{0};
   uint64_t nonzeros = kUnknown;     ///< of the union
+  uint64_t capacity = kUnknown;     ///< non-zeros that a sketch would be sized for
   uint64_t block = kDefaultBlock;   ///< elements of a block, if the next step is two-level
   uint64_t live_blocks = kUnknown;  ///< blocks of that size with a non-zero
   uint64_t element_bits =
@@ -33,7 +34,7 @@ struct Cost {
   double seconds(const NetworkHint& network) const;
 };
 
-/// REQUIRES: seen.nonzeros is known (and the block figures, for kTwoLevel).
+/// REQUIRES: seen.nonzeros is known (and the block figures, for kTwoLevel; capacity, for kSketch).
 Cost estimate(Mode mode, const Layout& layout, const Options& options, const Observation& seen);
 
 /// The mode of the next step. Without knowledge of the union this is packed, which gains it; a run

@@ -25,7 +25,7 @@ Layout layout_on(double latency_us, double gbit_per_s) {
 Observation scattered(double density) {
   Observation seen;
   seen.steps = 1;
-  seen.nonzeros = static_cast<uint64_t>(density * kCount);
+  seen.nonzeros = seen.capacity = static_cast<uint64_t>(density * kCount);
   seen.live_blocks = kCount / 64;
   seen.element_bits = kCount;
   return seen;
@@ -108,7 +108,7 @@ TEST(Choose, DoesNotLookWhereEvenAnEmptyUnionWouldNotPay) {
   Layout layout = layout_on(50, 10);
   layout.count = 100;  // a round more costs more than all of its bytes
   Observation seen;
-  seen.nonzeros = layout.count;
+  seen.nonzeros = seen.capacity = layout.count;
   seen.dense_steps = 1000;
   EXPECT_EQ(choose(layout, {}, seen), Mode::kDense);
 }

@@ -55,7 +55,7 @@ ExactCodec::ExactCodec(const Layout& layout, const Options& options)
   seen_.steps = layout.first_step;
   if (options.block != 0) seen_.block = options.block;
   if (options.density >= 0) {
-    seen_.nonzeros =
+    seen_.nonzeros = seen_.capacity =
         static_cast<uint64_t>(std::ceil(options.density * static_cast<double>(layout.count)));
   }
   make_plan();
@@ -66,7 +66,7 @@ void ExactCodec::make_plan() {
   if (mode_ != Mode::kSketch) return;
   // Another seed every step: an unlucky set of keys is not unlucky for ever.
   const uint64_t seed = addend_random(layout().seed ^ layout().bucket, seen_.steps);
-  shape_ = SketchShape::plan(seen_.nonzeros, options_.lanes, 1, seed);
+  shape_ = SketchShape::plan(seen_.capacity, options_.lanes, 1, seed);
   const int unseen = layout().dtype == DType::kF16 ? kF16Top : kFirstTop;
   const int top = seen_.top == Observation::kNoTop ? unseen : seen_.top + kTopMargin;
   window_ = Window::at(std::clamp(top, kLowestBit, kHighestBit), layout().world);
@@ -336,6 +336,8 @@ void ExactCodec::observe() {
   } else {
     seen_.dense_steps = 0;
     seen_.nonzeros = union_;
+    unions_.add(union_);
+    seen_.capacity = std::min(unions_.capacity(), layout().count);
     if (mode_ == Mode::kSketch && !reproducible()) {
       // A lane beyond any float's top comes from a broken adder; it must not overflow here.
       const auto top = static_cast<int>(std::min<uint32_t>(top_lane_, kTopBias + kHighestBit));

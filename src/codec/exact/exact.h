@@ -10,6 +10,7 @@
 #include "codec/exact/choose.h"
 #include "codec/exact/options.h"
 #include "codec/exact/reproducible.h"
+#include "codec/exact/seen_unions.h"
 #include "codec/exact/sketch.h"
 #include "codec/exact/sketch_values.h"
 #include "codec/exact/two_level.h"
@@ -83,6 +84,7 @@ class ExactCodec final : public SteppedCodec {
 
   const Options options_;
   Observation seen_;
+  SeenUnions unions_;
 
   // The plan of the step, made in make_plan from options_, seen_ and the layout alone.
   Mode mode_ = Mode::kPacked;
