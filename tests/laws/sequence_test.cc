@@ -3,6 +3,8 @@
 // seeds: nothing here fails by chance.
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -77,6 +79,101 @@ TEST(Sequence, SketchesHaveRoomForUnionsThatVary) {
         EXPECT_LE(costs.bytes, 1.03 + 2.5 * variation) << keys << " " << variation;
       }
     }
+  }
+}
+
+// What a step's gradients are like.
+enum class Kind : uint8_t { kRows, kScattered, kDense, kNan, kInfinity };
+
+// 1 % of the elements, as rows of 64 or one by one, others every step; or all of them, which all
+// are not numbers on one worker.
+std::vector<Bytes> gradients_of(Kind kind, const Layout& layout, uint64_t step) {
+  const Scenario all{layout.dtype, layout.count, layout.world, 1, Overlap::kFull, 1};
+  return make_gradients(all, [&](uint32_t w, uint64_t i) {
+    const uint64_t place = kind == Kind::kRows ? i / 64 : i;
+    const bool sparse = kind == Kind::kRows || kind == Kind::kScattered;
+    if (sparse && uniform(100 * step + w, place) >= 0.005) return 0.0f;
+    if (w == 1 && kind == Kind::kNan) return std::numeric_limits<float>::quiet_NaN();
+    if (w == 1 && kind == Kind::kInfinity) return std::numeric_limits<float>::infinity();
+    return small_integer(step, w, i);
+  });
+}
+
+Layout slow_network(DType dtype) {
+  Layout layout = layout_of(2, 64 * 512);
+  layout.dtype = dtype;
+  layout.network = {50, 0.1};  // bytes decide
+  return layout;
+}
+
+// Bytes of `exact` over those of the best mode of each step, which knows the step.
+double bytes_over_best(const Layout& layout, uint64_t steps,
+                       const std::function<Kind(uint64_t)>& kind) {
+  Lockstep workers("exact", layout);
+  std::vector<Lockstep> modes;
+  for (const char* spec :
+       {"dense", "exact:mode=packed", "exact:mode=two-level", "exact:mode=two-level,block=256"})
+    modes.emplace_back(spec, layout);
+  double bytes = 0, best = 0;
+  for (uint64_t step = 0; step < steps; ++step) {
+    const std::vector<Bytes> gradients = gradients_of(kind(step), layout, step);
+    const auto bytes_of = [&](Lockstep& codecs) {
+      std::vector<Bytes> sums = gradients;
+      EXPECT_TRUE(codecs.step(sums)) << step;  // also that all workers have one plan
+      return static_cast<double>(codecs.codec(0).report().wire_bytes);
+    };
+    bytes += bytes_of(workers);
+    double least = std::numeric_limits<double>::infinity();
+    for (Lockstep& mode : modes)
+      least = std::min(least, bytes_of(mode));
+    best += least;
+  }
+  return bytes / best;
+}
+
+// A dense step now and then, or one that is not finite, does not make the others dense.
+TEST(Sequence, BytesAreNearTheBestOfEveryStep) {
+  struct Case {
+    const char* name;
+    uint64_t steps;
+    Kind odd;
+    std::function<bool(uint64_t)> is_odd;
+  };
+  const std::vector<Case> cases = {
+      {"sparse", 150, Kind::kDense, [](uint64_t) { return false; }},
+      {"one NaN step in 150", 150, Kind::kNan, [](uint64_t s) { return s == 75; }},
+      {"infinite at first", 150, Kind::kInfinity, [](uint64_t s) { return s == 0; }},
+      {"a dense step every 100", 300, Kind::kDense, [](uint64_t s) { return s % 100 == 50; }},
+      {"dense and sparse in turns", 100, Kind::kDense, [](uint64_t s) { return s % 2 == 0; }},
+      {"dense", 300, Kind::kDense, [](uint64_t) { return true; }},
+  };
+  for (const Case& one : cases) {
+    for (const Kind usual : {Kind::kRows, Kind::kScattered}) {
+      const DType dtype = usual == Kind::kRows ? DType::kF32 : DType::kF16;
+      const double ratio = bytes_over_best(slow_network(dtype), one.steps, [&](uint64_t step) {
+        return one.is_odd(step) ? one.odd : usual;
+      });
+      std::printf("%s, %s: bytes x %.3f\n", one.name, usual == Kind::kRows ? "rows" : "scattered",
+                  ratio);
+      EXPECT_LE(ratio, 1.3) << one.name;
+    }
+  }
+}
+
+// The longer all was dense, the longer it takes to see that it no longer is, and no longer.
+TEST(Sequence, LooksForSparseGradientsAsLongAsItWentWithoutThem) {
+  const Layout layout = slow_network(DType::kF32);
+  for (const uint64_t dense : {1, 2, 3, 7, 20, 60}) {
+    Lockstep workers("exact", layout);
+    uint64_t late = 0;
+    for (uint64_t step = 0; step < 2 * dense + 10; ++step) {
+      std::vector<Bytes> sums =
+          gradients_of(step < dense ? Kind::kDense : Kind::kRows, layout, step);
+      ASSERT_TRUE(workers.step(sums));
+      late += step >= dense && workers.codec(0).report().mode == "dense" ? 1 : 0;
+    }
+    EXPECT_LE(late, dense) << "after " << dense << " dense steps";
+    EXPECT_EQ(workers.codec(0).report().mode, "two-level");
   }
 }
 

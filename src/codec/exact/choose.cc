@@ -38,7 +38,8 @@ Cost estimate(Mode mode, const Layout& layout, const Options& options, const Obs
   const double dense_bytes = count * dtype_bytes(layout.dtype);
   const auto keys = static_cast<double>(seen.nonzeros);
   const bool reproducible = options.values == Values::kReproducible;
-  const double value_bytes = keys * (reproducible ? 8 : dtype_bytes(layout.dtype));
+  const double width = reproducible ? 8 : dtype_bytes(layout.dtype);
+  const double value_bytes = keys * width;
   const double copy = dense_bytes * kCopySecondsPerByte;
   Cost cost;
   switch (mode) {
@@ -58,8 +59,10 @@ Cost estimate(Mode mode, const Layout& layout, const Options& options, const Obs
     }
     case Mode::kSketch: {
       const SketchShape shape = SketchShape::plan(seen.capacity, options.lanes, 1, 0);
+      // A union that outgrows the sketch is packed after all.
+      const double beyond = std::max(keys - static_cast<double>(seen.capacity), 0.0);
       cost = {reproducible ? 2u : 1u,
-              count / 8 + count / 512 + 8 * static_cast<double>(shape.cells()),
+              count / 8 + count / 512 + 8 * static_cast<double>(shape.cells()) + beyond * width,
               kPackedCopies * copy + keys * kSketchSecondsPerKey};
       break;
     }
@@ -104,7 +107,7 @@ Mode choose(const Layout& layout, const Options& options, const Observation& see
   if (options.values == Values::kReproducible) return sparse.mode;
   const double enough = kLeaveDense * seconds_of(Mode::kDense, layout, options, seen);
   if (sparse.seconds < enough) return sparse.mode;
-  if (seen.dense_steps < options.probe) return Mode::kDense;
+  if (seen.dense_steps < std::min(seen.look_after, options.probe)) return Mode::kDense;
   Observation empty = seen;
   empty.nonzeros = empty.capacity = empty.live_blocks = empty.element_bits = 0;
   const bool may_pay = cheapest_sparse(layout, options, empty).seconds < enough;

@@ -14,7 +14,7 @@ namespace addend::exact {
 /// What earlier steps showed. Only sums may be written here: they are the same on all workers.
 struct Observation {
   static constexpr uint64_t kUnknown = ~uint64_t{0};
-  uint64_t nonzeros = kUnknown;     ///< of the union
+  uint64_t nonzeros = kUnknown;     ///< of the next union, as far as the last ones tell
   uint64_t capacity = kUnknown;     ///< non-zeros that a sketch would be sized for
   uint64_t block = kDefaultBlock;   ///< elements of a block, if the next step is two-level
   uint64_t live_blocks = kUnknown;  ///< blocks of that size with a non-zero
@@ -22,6 +22,7 @@ struct Observation {
       kUnknown;              ///< index bits that the two-level form needs inside live blocks
   uint64_t steps = 0;        ///< the number of the next step
   uint64_t dense_steps = 0;  ///< of them, dense ones since the union was last seen
+  uint64_t look_after = 1;   ///< dense steps before the union is looked at again
   int top = kNoTop;          ///< exponent of the largest addend's highest bit
   static constexpr int kNoTop = -1000;
 };
@@ -38,8 +39,9 @@ struct Cost {
 Cost estimate(Mode mode, const Layout& layout, const Options& options, const Observation& seen);
 
 /// The mode of the next step. Without knowledge of the union this is packed, which gains it; a run
-/// of `options.probe` dense steps is interrupted by a packed one, because dense steps do not show
-/// the union. Where even an empty union would not pay there is nothing to look for.
+/// of `seen.look_after` dense steps, or `options.probe` if that is fewer, is interrupted by a
+/// packed one, because dense steps do not show the union. Where even an empty union would not pay
+/// there is nothing to look for.
 Mode choose(const Layout& layout, const Options& options, const Observation& seen);
 
 /// Block sizes that the automatic choice compares unless the user gives one.

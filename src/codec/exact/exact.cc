@@ -34,6 +34,22 @@ constexpr int kF16Top = 15;
 // Room above the largest value of the last step.
 constexpr int kTopMargin = 4;
 
+template <typename Word>
+bool all_below(const void* values, uint64_t count, Word infinity) {
+  const auto* words = static_cast<const Word*>(values);
+  constexpr Word kMagnitude = std::numeric_limits<Word>::max() / 2;
+  Word largest = 0;
+  for (uint64_t i = 0; i < count; ++i)
+    largest = std::max(largest, static_cast<Word>(words[i] & kMagnitude));
+  return largest < infinity;
+}
+
+// Whether no value is infinite or NaN: the bits of magnitudes compare like the magnitudes.
+bool all_finite(DType dtype, const void* values, uint64_t count) {
+  if (dtype == DType::kF32) return all_below<uint32_t>(values, count, 0x7F800000);
+  return all_below<uint16_t>(values, count, dtype == DType::kBf16 ? 0x7F80 : 0x7C00);
+}
+
 // A bit of our own that is missing in the union is an adder's fault, and packing by such an index
 // would silently lose values.
 Error lost_index_bits() {
@@ -309,7 +325,7 @@ Status ExactCodec::do_finish(void* gradient) {
   } else if (layout().count > 0) {
     write_union(gradient);
   }
-  observe();
+  observe(gradient);
   return {};
 }
 
@@ -329,23 +345,44 @@ void ExactCodec::write_union(void* gradient) {
   }
 }
 
-void ExactCodec::observe() {
+void ExactCodec::observe(const void* sum) {
   ++seen_.steps;
   if (mode_ == Mode::kDense) {
     ++seen_.dense_steps;
-  } else {
-    seen_.dense_steps = 0;
-    seen_.nonzeros = union_;
-    unions_.add(union_);
-    seen_.capacity = std::min(unions_.capacity(), layout().count);
-    if (mode_ == Mode::kSketch && !reproducible()) {
-      // A lane beyond any float's top comes from a broken adder; it must not overflow here.
-      const auto top = static_cast<int>(std::min<uint32_t>(top_lane_, kTopBias + kHighestBit));
-      seen_.top = top == 0 ? Observation::kNoTop : top - kTopBias;
-    }
-    if (surveys_blocks(options_, seen_)) survey_blocks();
+    return make_plan();
   }
+  // After a run of dense steps what was seen before it is no more than a guess.
+  const bool looked = seen_.dense_steps > 0;
+  if (looked) unions_.clear();
+  // Training skips a step that is not finite, and so do we, where it would change the plan: such
+  // gradients are often dense. A look that it spoils is repeated.
+  const bool surprising = !unions_.any() || union_ / 2 > seen_.nonzeros;
+  const bool dense = dense_plane_ != nullptr;
+  if (surprising && !all_finite(layout().dtype, dense ? sum : values_.as<void>(),
+                                dense ? layout().count : union_)) {
+    return make_plan();
+  }
+  learn();
   make_plan();
+  // Looks that find nothing new become rarer.
+  if (mode_ != Mode::kDense) {
+    seen_.look_after = 1;
+  } else if (looked) {
+    seen_.look_after = std::min(2 * seen_.look_after, options_.probe);
+  }
+}
+
+void ExactCodec::learn() {
+  unions_.add(union_);
+  seen_.dense_steps = 0;
+  seen_.nonzeros = unions_.expected();
+  seen_.capacity = std::min(unions_.capacity(), layout().count);
+  if (mode_ == Mode::kSketch && !reproducible()) {
+    // A lane beyond any float's top comes from a broken adder; it must not overflow here.
+    const auto top = static_cast<int>(std::min<uint32_t>(top_lane_, kTopBias + kHighestBit));
+    seen_.top = top == 0 ? Observation::kNoTop : top - kTopBias;
+  }
+  if (surveys_blocks(options_, seen_)) survey_blocks();
 }
 
 // What the two-level form of this union would cost, for the next choice, at the block size at

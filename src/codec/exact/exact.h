@@ -75,7 +75,8 @@ class ExactCodec final : public SteppedCodec {
   Result<bool> open_fix_up(Round& round);
 
   void write_union(void* gradient);
-  void observe();
+  void observe(const void* sum);
+  void learn();
   void survey_blocks();
   Status assemble_sketch();
   void assemble_mixed();

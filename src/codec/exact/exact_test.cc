@@ -208,6 +208,20 @@ TEST(ExactCodec, SendsNearlyDenseUnionsDense) {
   }
 }
 
+TEST(ExactCodec, PacksFromOneZeroIn1024On) {
+  const Layout layout = layout_of(2, 10 * 1024);
+  for (const uint64_t zeros : {0, 10, 11, 20}) {
+    Gradients gradients = whole_numbers(layout, 1.0, 1);
+    for (uint64_t i = 0; i < zeros; ++i) {
+      for (Gradient& gradient : gradients)
+        store_float(DType::kF32, gradient.data(), 500 * i, 0);
+    }
+    auto steps = steps_of("exact:mode=packed", layout);
+    run(steps, layout, gradients);
+    EXPECT_EQ(steps.report().fallback, zeros <= 10 ? "dense" : "none") << zeros;
+  }
+}
+
 TEST(ExactSketch, LetsValuesEscapeThatTheWindowDoesNotHold) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   const Layout layout = layout_of(3);
@@ -478,6 +492,22 @@ TEST(ExactTwoLevel, WorksOnLiveBlocksWithoutABitmapOfAllElements) {
       << "values of some 10 % of the rows, and block bits";
 }
 
+// A quarter of the elements: values go by a bitmap, whose words without a bit are not written. The
+// block is live here, so the scan did not look at its -0.0.
+TEST(ExactTwoLevel, LeavesNoNegativeZeroInAWordWithoutNonZeros) {
+  const Layout layout = layout_of(2, 256 * 40);
+  auto steps = steps_of("exact:mode=two-level,block=256", layout);
+  Gradients gradients(2, Gradient(layout.count * 4));
+  for (uint64_t i = 0; i < layout.count; ++i) {
+    for (Gradient& gradient : gradients)
+      store_float(DType::kF32, gradient.data(), i, i % 256 < 64 ? 1.0f : 0.0f);
+  }
+  store_float(DType::kF32, gradients[0].data(), 256 * 3 + 130, -0.0f);
+  ASSERT_TRUE(steps.step(gradients));
+  EXPECT_EQ(steps.report().mode, "two-level");
+  EXPECT_EQ(gradients[0], gradients[1]) << "replicas differ in the sign of a zero";
+}
+
 TEST(ExactTwoLevel, RefusesAUnionWithoutItsOwnBits) {
   const Layout layout = layout_of(2, 6400);
   for (const char* spec : {"exact:mode=two-level", "exact:mode=two-level,values=reproducible"}) {
@@ -512,7 +542,10 @@ TEST(ExactAuto, LearnsTheUnionAndTheBlocks) {
   EXPECT_EQ(steps.report().mode, "two-level");
   const Gradients dense = whole_numbers(layout, 1, 1);
   run(steps, layout, dense);
-  run(steps, layout, dense);
+  run(steps, layout, rows);
+  EXPECT_EQ(steps.report().mode, "two-level") << "one dense step changes nothing";
+  for (uint64_t step = 0; step <= SeenUnions::kRecent; ++step)
+    run(steps, layout, dense);
   EXPECT_EQ(steps.report().mode, "dense");
 }
 

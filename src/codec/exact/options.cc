@@ -16,7 +16,7 @@ const std::vector<OptionHelp>& exact_options() {
        "elements of a block of the two-level index (auto: 64, 128 or 256; else 64)"},
       {"density", "NUMBER", "expected union density, if known before the first step"},
       {"lanes", "NUMBER", "sketch: elements hashed together, a power of two (1)"},
-      {"probe", "NUMBER", "auto: dense steps in a row before the union is looked at again (128)"},
+      {"probe", "NUMBER", "auto: most dense steps in a row before the union is looked at (128)"},
   };
   return options;
 }

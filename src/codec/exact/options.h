@@ -30,7 +30,7 @@ struct Options {
   uint64_t block = 0;    ///< elements of a block of the two-level index; 0: not given
   double density = -1;   ///< expected union density; negative: learn it from the first step
   uint32_t lanes = 1;    ///< sketch: elements hashed together
-  uint64_t probe = 128;  ///< auto: dense steps in a row before the union is looked at again
+  uint64_t probe = 128;  ///< auto: most dense steps in a row before the union is looked at
 };
 
 const std::vector<OptionHelp>& exact_options();

@@ -13,6 +13,14 @@ constexpr uint64_t kFew = 8;
 
 void SeenUnions::add(uint64_t nonzeros) { unions_[seen_++ % kRemembered] = nonzeros; }
 
+uint64_t SeenUnions::expected() const {
+  const uint64_t recent = std::min(seen_, kRecent);
+  uint64_t total = 0;
+  for (uint64_t i = seen_ - recent; i < seen_; ++i)
+    total += unions_[i % kRemembered];
+  return total / recent;
+}
+
 uint64_t SeenUnions::capacity() const {
   std::array<uint64_t, kRemembered> sorted = unions_;
   const uint64_t known = std::min(seen_, kRemembered);

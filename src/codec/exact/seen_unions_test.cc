@@ -47,5 +47,26 @@ TEST(SeenUnionsCapacity, ForgetsWhatIsLongAgo) {
   EXPECT_EQ(unions.capacity(), 1000u);
 }
 
+TEST(SeenUnionsExpected, IsTheMeanOfTheRecentOnes) {
+  EXPECT_EQ(seen({1000}).expected(), 1000u);
+  EXPECT_EQ(seen({1000, 2000, 6000}).expected(), 3000u);
+  EXPECT_EQ(seen({0, 5000}, 20).expected(), 2500u);
+  SeenUnions unions = seen({50000}, 40);
+  for (uint64_t i = 0; i < SeenUnions::kRecent; ++i)
+    unions.add(1000);
+  EXPECT_EQ(unions.expected(), 1000u);
+  unions.add(9000);
+  EXPECT_EQ(unions.expected(), 2000u);
+}
+
+TEST(SeenUnionsExpected, KnowsNothingOfWhatWasCleared) {
+  SeenUnions unions = seen({50000}, 40);
+  unions.clear();
+  EXPECT_FALSE(unions.any());
+  unions.add(800);
+  EXPECT_EQ(unions.expected(), 800u);
+  EXPECT_EQ(unions.capacity(), 900u);
+}
+
 }  // namespace
 }  // namespace addend::exact
