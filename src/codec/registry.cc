@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "addend/codec.h"
+#include "base/float_environment.h"
 #include "codec/dense/dense.h"
 #include "codec/exact/exact.h"
 #include "codec/exact/fixed.h"
@@ -87,6 +88,7 @@ Status check_layout(const Layout& layout) {
 
 Result<std::unique_ptr<Codec>> create_codec(const CodecSpec& spec, const Layout& layout) {
   ADDEND_TRY(check_layout(layout));
+  const FloatEnvironment ours;
   for (const Entry& entry : kCodecs) {
     if (entry.name == spec.name) return entry.create(spec, layout);
   }

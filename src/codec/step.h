@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The part of the contract that every codec shares: calls come in order, rounds are counted into
-// the report.
+// the report, and floats are computed alike whatever the caller's thread is set to.
 #pragma once
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 #include <string>
 
 #include "addend/codec.h"
+#include "base/float_environment.h"
 
 namespace addend {
 
@@ -25,6 +26,7 @@ class SteppedCodec : public Codec {
 
   Result<bool> next_round(Round& round) final {
     if (state_ != State::kRounds) return out_of_order("next_round");
+    const FloatEnvironment ours;
     round.clear();
     Result<bool> more = do_round(round);
     if (!more) {
@@ -45,6 +47,7 @@ class SteppedCodec : public Codec {
     if (gradient == nullptr && layout_.count > 0) {
       return make_error(Errc::kInvalidArgument, "finish: the gradient is null");
     }
+    const FloatEnvironment ours;
     Status status = do_finish(gradient);
     state_ = State::kIdle;
     if (status) report_ = draft_;
@@ -88,6 +91,7 @@ class SteppedCodec : public Codec {
       return make_error(Errc::kInvalidArgument,
                         "scale_residual: the factor must be finite and above 0");
     }
+    const FloatEnvironment ours;
     do_scale_residual(factor);
     return {};
   }
@@ -134,6 +138,7 @@ class SteppedCodec : public Codec {
     if (gradient == nullptr && layout_.count > 0) {
       return make_error(Errc::kInvalidArgument, std::string(call) + ": the gradient is null");
     }
+    const FloatEnvironment ours;
     draft_ = Report{};
     draft_.contributors = layout_.world;
     draft_.dense_bytes = layout_.count * dtype_bytes(layout_.dtype);

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/assert.h"
+#include "base/float_environment.h"
 #include "base/simd.h"
 #include "fold/reference.h"
 #include "fold/simd_kernels.h"
@@ -13,6 +14,7 @@ namespace addend {
 void fold(Op op, void* acc, const void* in, uint64_t lanes) noexcept {
   ADDEND_ASSERT(!is_table_sum(op));
   if (lanes == 0) return;
+  const FloatEnvironment ours;
   if (scalar_forced()) return reference::fold(op, acc, in, lanes);
   simd::fold(op, acc, in, lanes);
 }

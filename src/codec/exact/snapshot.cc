@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/bits.h"
+#include "base/float_environment.h"
 #include "codec/exact/kernels.h"
 #include "codec/exact/reproducible.h"
 #include "codec/exact/snapshot_plan.h"
@@ -128,6 +129,7 @@ Error inseparable(const SnapshotPlan& plan, uint64_t keys) {
 
 Result<SnapshotPlan> plan_snapshots(std::span<const GradientView> gradients,
                                     const SnapshotOptions& options) {
+  const FloatEnvironment ours;
   if (gradients.empty()) return make_error(Errc::kInvalidArgument, "no gradients to plan for");
   if (!options.codec.options.empty()) {
     return make_error(Errc::kInvalidArgument,
@@ -178,6 +180,7 @@ Result<Snapshot> allocate_snapshot(const SnapshotPlan& plan) {
 }
 
 Result<Snapshot> encode_snapshot(const SnapshotPlan& plan, const GradientView& gradient) {
+  const FloatEnvironment ours;
   ADDEND_TRY(check_gradient(gradient, plan.dtype, plan.count));
   Result<Snapshot> snapshot = allocate_snapshot(plan);
   ADDEND_TRY(snapshot);
@@ -213,6 +216,7 @@ Result<Snapshot> encode_snapshot(const SnapshotPlan& plan, const GradientView& g
 }
 
 Status decode_snapshot(const SnapshotPlan& plan, const Snapshot& snapshot, void* out) {
+  const FloatEnvironment ours;
   ADDEND_TRY(check_snapshot(plan, snapshot.planes));
   const uint32_t width = dtype_bytes(plan.dtype);
   const auto* index = static_cast<const uint64_t*>(snapshot.planes.planes[0].data);

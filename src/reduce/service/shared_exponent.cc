@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/bits.h"
+#include "base/float_environment.h"
 
 namespace addend::service_client {
 namespace {
@@ -46,6 +47,7 @@ Status IntegerRounds::begin(Round& round, uint32_t world, Round& exponents) {
 }
 
 Status IntegerRounds::quantise(Round& integers, bool left_out) {
+  const FloatEnvironment ours;
   integers = *round_;
   std::size_t next = 0;
   for (Plane& plane : integers) {
@@ -66,6 +68,7 @@ Status IntegerRounds::quantise(Round& integers, bool left_out) {
 }
 
 void IntegerRounds::finish() {
+  const FloatEnvironment ours;
   for (std::size_t i = 0; i < size_; ++i) {
     const Converted& from = converted_[i];
     from_quanta(static_cast<DType>(from.plane->op), from.quanta.as<int32_t>(), from.plane->lanes,
