@@ -104,6 +104,10 @@ Fixed Fixed::holding(const BitRange& range, uint32_t world) {
   return format;
 }
 
+uint32_t most_digits(uint32_t world) {
+  return Fixed::holding({kHighestBit, kLowestBit, false}, world).digits;
+}
+
 bool Fixed::holds(float value) const {
   if (!is_finite(value)) return special;
   BitRange range;

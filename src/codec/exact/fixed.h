@@ -64,12 +64,16 @@ struct Fixed {
 inline constexpr uint32_t kMaxWorld = 1u << 20;
 inline constexpr uint32_t kMaxFixedWords = 8;
 
+/// Digits of the widest format that `holding` makes for `world` workers; what adds digits up has
+/// room for no more.
+uint32_t most_digits(uint32_t world);
+
 /// Writes format.words() words. Bits below the quantum round to nearest even (none exist where
 /// format.holds(value)).
 void to_fixed(const Fixed& format, float value, int64_t* words);
 
 /// The sum that the words of one element add up to, rounded once to dtype's nearest (ties to even);
-/// NaN and infinities as a float sum would give them.
+/// NaN and infinities as a float sum would give them. REQUIRES: no more digits than most_digits.
 float from_fixed(const Fixed& format, DType dtype, const int64_t* words);
 
 /// magnitude * 2^exponent (plus something below it if `sticky`), rounded once to dtype.

@@ -65,6 +65,9 @@ Status check_sketch(const SnapshotPlan& plan) {
     return malformed("cells have an impossible width");
   }
   const exact::Fixed format = exact::snapshot_format(plan);
+  if (format.digits > exact::most_digits(plan.contributors)) {
+    return malformed("cells have more digits than any range of floats needs");
+  }
   if (plan.quantum < exact::kLowestBit || plan.quantum > exact::kHighestBit ||
       plan.top != plan.quantum + static_cast<int32_t>(format.digits * format.digit_bits) - 1) {
     return malformed("the range of bits does not follow from the cells' width");

@@ -346,6 +346,28 @@ TEST(SnapshotPlan, RefusesSketchesWhoseSizeOverflows) {
   const auto parsed = SnapshotPlan::parse(plan.serialize());
   ASSERT_FALSE(parsed) << "8 * 2^61 lanes are 0 lanes modulo 2^64";
   EXPECT_EQ(parsed.error().code, Errc::kMalformed);
+  EXPECT_NE(parsed.error().message.find("2^56 cells"), std::string::npos);
+}
+
+// 8 digits of 63 bits would reach far beyond what decoding has room for.
+TEST(SnapshotPlan, WithMoreDigitsThanFloatsNeedIsMalformed) {
+  for (const uint32_t contributors : {1u, 1024u, 1u << 20}) {
+    SnapshotOptions options;
+    options.contributors = contributors;
+    SnapshotPlan plan = plan_of({random_array(DType::kF32, 100, 1, 10)}, options);
+    const int digit_bits = 63 - std::bit_width(contributors - 1);
+    for (uint32_t digits = 1; digits <= 8; ++digits) {
+      plan.cell_words = digits;
+      plan.top = plan.quantum + static_cast<int>(digits) * digit_bits - 1;
+      const auto parsed = SnapshotPlan::parse(plan.serialize());
+      // f32 has 277 bits from the lowest subnormal to the top.
+      const bool needed = static_cast<int>(digits - 1) * digit_bits < 277;
+      ASSERT_EQ(parsed.has_value(), needed) << digits << " digits of " << digit_bits;
+      if (!needed) {
+        EXPECT_EQ(parsed.error().code, Errc::kMalformed);
+      }
+    }
+  }
 }
 
 }  // namespace
