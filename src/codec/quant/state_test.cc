@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include <gtest/gtest.h>
 
@@ -93,6 +94,30 @@ TEST(QuantFeedback, AMissingWorkersResidualIsTheOneItHad) {
           EXPECT_EQ(residual_of(workers.codec(1)), owed) << spec << " " << odd << " " << others;
         }
       }
+    }
+  }
+}
+
+// A block that is NaN for everyone delivers nothing of what was owed.
+TEST(QuantFeedback, ABrokenBlockKeepsItsResidual) {
+  for (const auto& [spec, width] :
+       {std::pair("quant:feedback=float", 4), {"quant:feedback=byte", 1}}) {
+    const Layout layout = quant_layout(2, 4096);
+    QuantWorkers workers(spec, layout);
+    Gradients gradients = gaussian(layout, 1);
+    ASSERT_TRUE(workers.step(gradients));
+    const Bytes owed[] = {residual_of(workers.codec(0)), residual_of(workers.codec(1))};
+    gradients = gaussian(layout, 2);
+    write(DType::kF32, gradients[1], 5, std::numeric_limits<float>::infinity());
+    ASSERT_TRUE(workers.step(gradients));
+    ASSERT_TRUE(std::isnan(read(DType::kF32, gradients[0], 0)));
+    const auto block = [bytes = 2048 * width](const Bytes& residual, int b) {
+      return Bytes(residual.begin() + b * bytes, residual.begin() + (b + 1) * bytes);
+    };
+    for (uint32_t w = 0; w < 2; ++w) {
+      const Bytes owes = residual_of(workers.codec(w));
+      EXPECT_EQ(block(owes, 0), block(owed[w], 0)) << spec;
+      EXPECT_NE(block(owes, 1), block(owed[w], 1)) << spec << ": the other block went on";
     }
   }
 }

@@ -2,9 +2,7 @@
 #include "codec/quant/table.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 #include <string>
 #include <thread>
@@ -379,20 +377,6 @@ TEST(ChooseTable, RefusesAWorldOutOfRange) {
     ASSERT_FALSE(choice);
     EXPECT_EQ(choice.error().code, Errc::kInvalidArgument);
     EXPECT_NE(choice.error().message.find("world"), std::string::npos);
-  }
-}
-
-// No claim about time, only a look at it; these worlds are in no other test, hence cold.
-TEST(ChooseTable, PrintsTheTimeOfAColdPlan) {
-  for (uint32_t bits = 1; bits <= kMaxBits; ++bits) {
-    for (const uint32_t world : {5u, 40u, 4000u}) {
-      const auto start = std::chrono::steady_clock::now();
-      const TableChoice choice = choose_table(bits, world, true).value();
-      const std::chrono::duration<double, std::milli> took =
-          std::chrono::steady_clock::now() - start;
-      std::printf("bits %u world %-4u g %-3u %6.2f ms\n", bits, world, choice.table.granularity,
-                  took.count());
-    }
   }
 }
 
