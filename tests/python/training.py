@@ -134,8 +134,11 @@ def trainer(
     model = DistributedDataParallel(make(), **options)
     handle = None
     if codec is not None:
-        named = {"codec": codec} if codec else {}
-        handle = addend.torch.attach(model, **named, **(attach or {}))
+        named: dict[str, Any] = dict(attach or {})
+        if codec:  # for embedding tables, too
+            named = {**named, "codec": codec}
+            named["overrides"] = {**named.get("overrides", {}), "*": codec}
+        handle = addend.torch.attach(model, **named)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     return Trainer(model, optimizer, handle, loss, options.get("process_group"))
 

@@ -15,7 +15,7 @@ from addend.torch import _log
 from addend.torch._checks import check_model, check_options, check_seconds
 from addend.torch._engine import Engine, Link
 from addend.torch._hook import Handle, start
-from addend.torch._specs import Specs, keeps_residual
+from addend.torch._specs import Specs, keeps_residual, names_of, tables_of
 
 
 def attach(
@@ -50,7 +50,8 @@ def attach(
     check_seconds("deadline", deadline)
     check_options(overrides, scaler, seed, link, aggregator)
     group = model.process_group
-    specs = Specs(codec, overrides, dist.get_world_size(group))
+    names, tables = names_of(model.module), tables_of(model.module)
+    specs = Specs(codec, overrides, dist.get_world_size(group), [names[i] for i in tables])
     sparse = _sparse_parameters(model.module)
     for name in sparse:
         if keeps_residual(specs.of(name)):
@@ -65,14 +66,30 @@ def attach(
         raise
     worker.close_with(model, "the model went")
     _log_start(model, specs, worker.engine)
+    if worker.engine.rank == 0:
+        _warn(specs, list(names.values()))
     return handle
 
 
 def _sparse_parameters(module: torch.nn.Module) -> list[str]:
     """Names of parameters whose gradients are sparse, as DDP finds them."""
-    tables = (torch.nn.Embedding, torch.nn.EmbeddingBag)
-    ids = {id(m.weight) for m in module.modules() if isinstance(m, tables) and m.sparse}
-    return [name for name, p in module.named_parameters() if id(p) in ids and p.requires_grad]
+    kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    tables = [m.weight for m in module.modules() if isinstance(m, kinds) and m.sparse]
+    names = names_of(module)
+    return [names[id(p)] for p in tables if p.requires_grad]
+
+
+def _warn(specs: Specs, names: list[str]) -> None:
+    """Of what the caller may not expect."""
+    unmatched = specs.unmatched(names)
+    if unmatched:
+        _log.PLAN.warning("overrides that match no parameter: %s", ", ".join(unmatched))
+    if specs.spared:
+        _log.PLAN.warning(
+            "%s is lossy, so embedding tables stay with exact: %s (overrides= says otherwise)",
+            specs.default,
+            ", ".join(sorted(specs.spared)),
+        )
 
 
 def _log_start(model: Any, specs: Specs, engine: Engine) -> None:

@@ -20,7 +20,7 @@ from addend.torch._engine import Engine, Link, make_engine, measure_link, open_h
 from addend.torch._meter import Meter
 from addend.torch._rollcall import Place, RollCall
 from addend.torch._sparse import SparseJob, SparseSums
-from addend.torch._specs import Specs
+from addend.torch._specs import Specs, bare, names_of
 from addend.torch._worker import Job, Worker, close_orphans
 
 STATE_FORMAT = 1
@@ -157,7 +157,7 @@ class Handle:
         # With views, the bucket is the gradients themselves, which must survive a failure.
         views = bool(getattr(model, "gradient_as_bucket_view", False))
         self._in_place = (not views) if in_place is None else in_place
-        self._names = {id(p): name for name, p in model.module.named_parameters()}
+        self._names = names_of(model.module)
         self._buckets: dict[int, _Bucket] = {}
         self._parked: dict[str, _Residual] = {}  # of parameters that are in no bucket now
         self._sparse: dict[str, SparseSums] = {}
@@ -437,7 +437,7 @@ class Handle:
                 state["rank"],
             )
         else:
-            for name, saved in state["parameters"].items():
+            for name, saved in ((bare(n), one) for n, one in state["parameters"].items()):
                 residual = bytes(saved["residual"].cpu().numpy().tobytes())
                 if saved["codec"] == self._specs.of(name):
                     kept[name] = _Residual(residual, float(saved["loss_scale"]))

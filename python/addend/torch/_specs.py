@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+
+import torch
 
 from addend import Codec, InvalidArgument
 
@@ -50,21 +52,59 @@ def check(spec: str, world: int) -> None:
     Codec(spec, dtype="float32", count=1, world=world, worker=0).close()
 
 
-class Specs:
-    """The default and the overrides by name pattern; the first pattern that matches counts."""
+def bare(name: str) -> str:
+    """A parameter's name without what torch.compile adds, around a model or any part of it."""
+    return name.replace("_orig_mod.", "")
 
-    def __init__(self, default: str, overrides: Mapping[str, str], world: int) -> None:
+
+def names_of(module: torch.nn.Module) -> dict[int, str]:
+    """Parameters' names by id."""
+    return {id(p): bare(name) for name, p in module.named_parameters()}
+
+
+def tables_of(module: torch.nn.Module) -> set[int]:
+    """Ids of parameters that are embedding tables and nothing else. One that another layer uses,
+    too (an output projection tied to it, say) has a gradient in every row."""
+    kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    tables: set[int] = set()
+    others: set[int] = set()
+    for one in module.modules():
+        found = tables if isinstance(one, kinds) else others
+        found.update(id(p) for p in one.parameters(recurse=False))
+    return tables - others
+
+
+class Specs:
+    """The default and the overrides by name pattern; the first pattern that matches counts.
+
+    A lossy default leaves `tables`, by name, to `exact`: most rows of an embedding have no gradient
+    in a step, and the error that a lossy codec spreads over its blocks would move them.
+    """
+
+    def __init__(
+        self, default: str, overrides: Mapping[str, str], world: int, tables: Collection[str] = ()
+    ) -> None:
         self.default = tuned(default)
-        self._overrides = {pattern: tuned(spec) for pattern, spec in overrides.items()}
+        self._overrides = {bare(pattern): tuned(spec) for pattern, spec in overrides.items()}
         for spec in (self.default, *self._overrides.values()):
             check(spec, world)
+        lossless = kind_of(self.default) in ("exact", "dense")
+        overridden = {name for name in tables if self._override(name) is not None}
+        self.spared = frozenset(() if lossless else set(tables) - overridden)
 
-    def of(self, name: str) -> str:
+    def _override(self, name: str) -> str | None:
         for pattern, spec in self._overrides.items():
             if fnmatch.fnmatchcase(name, pattern):
                 return spec
-        return self.default
+        return None
+
+    def of(self, name: str) -> str:
+        return self._override(name) or ("exact" if name in self.spared else self.default)
+
+    def unmatched(self, names: Collection[str]) -> list[str]:
+        """Patterns that no name matches."""
+        return [p for p in self._overrides if not any(fnmatch.fnmatchcase(n, p) for n in names)]
 
     def __str__(self) -> str:
         rules = "".join(f", {pattern}: {spec}" for pattern, spec in self._overrides.items())
-        return self.default + rules
+        return self.default + rules + (", embedding tables: exact" if self.spared else "")
