@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import fcntl
 import os
 import re
 import shlex
@@ -76,6 +77,12 @@ class Workbench:
         self.source, self.tree, self.jobs, self.timeout = source, work / "tree", jobs, timeout
         self.build_folder = self.tree / "build" / PRESET
         self.log = work / "log.txt"
+        work.mkdir(parents=True, exist_ok=True)
+        self.lock = (work / "lock").open("w")
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit(f"mutants: another run works in {work}")
         self.environment = os.environ | {
             "ADDEND_LIBRARY": str(self.build_folder / "src/capi/libaddend.so"),
             "ADDEND_COMMAND": str(self.build_folder / "apps/addend/addend"),

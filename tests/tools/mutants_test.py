@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """tools/mutants.py on a tree of three files, and the real list against the real sources."""
 
+import fcntl
 import subprocess
 import sys
 import tempfile
@@ -98,6 +99,16 @@ class MutantsTest(unittest.TestCase):
         (left / "stray.c").write_text("")
         self.assertEqual(self.mutants(minus)[0], 0)
         self.assertFalse((left / "stray.c").exists())
+
+
+    def test_two_runs_do_not_share_a_copy(self) -> None:
+        work = self.tree.parent / "work"
+        work.mkdir()
+        with (work / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            code, text = self.mutants(entry("minus", "a + b", "a - b"))
+        self.assertEqual(code, 1, text)
+        self.assertIn("another run works in", text)
 
 
 class ListTest(unittest.TestCase):
