@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Keys are distributed to chunks whose cells fit a second-level cache; all random access happens
 // inside one chunk. Distributing and collecting walk the index in order and keep one stream per
-// chunk. Per key and pass: one or two hashes, 8 bytes of cell numbers and 8*words of value, written
-// once and read once.
+// chunk. Per key and pass: the hashes, 8 bytes of cell numbers (16 for eight hashes) and 8*words of
+// value, written once and read once.
 #include "codec/exact/sketch.h"
 
 #include <algorithm>
