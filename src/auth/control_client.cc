@@ -90,6 +90,7 @@ Result<std::unique_ptr<ControlClient>> ControlClient::connect(const ServiceAcces
 
 Status ControlClient::wait(Progress progress, Deadline deadline) {
   if (progress == Progress::kClosed || progress == Progress::kFailed) {
+    lost_ = true;
     return make_error(Errc::kUnavailable, "the server closed the connection");
   }
   const short events = progress == Progress::kWantWrite ? POLLOUT : POLLIN;

@@ -39,6 +39,8 @@ class ControlClient {
   /// time; a server's refusal becomes the error it names.
   Result<net::ControlMessage> receive(Deadline deadline);
 
+  /// Whether the connection is gone, whoever ended it.
+  bool is_lost() const { return lost_; }
   /// To wait for messages together with other sockets; after that, receive with a deadline of now.
   int fd() const { return socket_.get(); }
 
@@ -52,6 +54,7 @@ class ControlClient {
   net::ForkGuard guard_;
   TlsStream stream_;
   std::vector<uint8_t> out_, in_;
+  bool lost_ = false;
   std::size_t taken_ = 0;  // bytes of in_ that the last message took
 };
 

@@ -16,7 +16,7 @@ import tempfile
 import unittest
 import urllib.request
 from pathlib import Path
-from typing import List
+from typing import Iterable, List
 
 from network import wait_until
 
@@ -123,11 +123,11 @@ class RestartTest(unittest.TestCase):
             if number == 0:
                 self.assertEqual([row["wrong"] for row in json.loads(out)["results"]], [0, 0, 0])
 
-    def workers(self) -> List[subprocess.Popen]:
+    def workers(self, numbers: Iterable[int] = range(WORLD)) -> List[subprocess.Popen]:
         """Check every lane of every step."""
         key = self.job_key.read_text().strip()
         return [self.run_process(WORKER, f"{self.address}:{self.control}", key, "lab/ring", WORLD, number, "planes")
-                for number in range(WORLD)]
+                for number in numbers]
 
     def release(self, processes: List[subprocess.Popen], steps: int) -> None:
         for process in processes:
@@ -194,6 +194,20 @@ class RestartTest(unittest.TestCase):
         for process in processes[:-1]:
             _, err = process.communicate(timeout=60)
             self.assertIn(f"worker {WORLD - 1} did not contribute in time", err)
+
+    def test_workers_that_wait_for_others_go_on_waiting(self) -> None:
+        self.configure()
+        self.start()
+        self.create()
+        processes = self.workers(range(WORLD - 1))
+        for how in (signal.SIGTERM, signal.SIGKILL):
+            wait_until(lambda: self.jobs()[0]["waits_for"] == [WORLD - 1], "a job that waits for its last worker")
+            self.end(how)
+            self.start()
+        processes += self.workers(range(WORLD - 1, WORLD))
+        self.release(processes, 1)
+        for process in processes:
+            self.take_step(process, 0)
 
     def test_a_job_that_drains_is_finished_by_its_workers_after_a_restart(self) -> None:
         self.configure()

@@ -2,8 +2,10 @@
 #include "reduce/service/session.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <string>
+#include <thread>
 
 #include <openssl/crypto.h>
 #include <poll.h>
@@ -13,6 +15,8 @@
 
 namespace addend::service_client {
 namespace {
+
+constexpr std::chrono::milliseconds kReconnectPause{50};
 
 uint64_t now_ns() {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -60,30 +64,41 @@ Result<std::unique_ptr<Session>> Session::join(const ServiceReducerOptions& opti
                                                const net::UdpSocket& socket,
                                                std::span<const uint32_t> positions,
                                                Deadline deadline) {
+  bool was_in = false;
+  while (true) {
+    std::unique_ptr<Session> session(new Session);
+    const Status status = session->enter(options, socket, positions, deadline);
+    if (status) return session;
+    was_in = was_in || session->was_in_;
+    // A server that has let us in, and then went without a word, restarts.
+    const bool lost = session->control_ == nullptr || session->control_->is_lost();
+    if (!was_in || !lost || std::chrono::steady_clock::now() >= deadline) return status.error();
+    std::this_thread::sleep_for(kReconnectPause);
+  }
+}
+
+Status Session::enter(const ServiceReducerOptions& options, const net::UdpSocket& socket,
+                      std::span<const uint32_t> positions, Deadline deadline) {
   const auto server = net::resolve(options.access.aggregator);
   if (!server) return server.error();
-  std::unique_ptr<Session> session(new Session);
   auto control = auth::ControlClient::connect(options.access, deadline);
   if (!control) return control.error();
-  session->control_ = *std::move(control);
+  control_ = *std::move(control);
   const addend_control_join join = join_message(options, socket.port(), positions.size());
-  ADDEND_TRY(session->control_->send(ADDEND_CONTROL_JOIN, join, positions, deadline));
+  ADDEND_TRY(control_->send(ADDEND_CONTROL_JOIN, join, positions, deadline));
   while (true) {
-    const auto message = session->control_->receive(deadline);
+    const auto message = control_->receive(deadline);
     if (!message) {
       if (message.error().code != Errc::kTimeout) return message.error();
       return make_error(Errc::kTimeout, "not all workers of job " + options.job + " came in time");
     }
     // The end of an epoch before ours is no news.
     if (message->type == ADDEND_CONTROL_ENDED) continue;
-    if (message->type == ADDEND_CONTROL_PROBE) {
-      const auto probe = message->as<addend_control_probe>();
-      const uint32_t most = positions.empty() ? probe.payload_bytes : options.payload_bytes;
-      ADDEND_TRY(session->probe_path(options, socket, probe, most, deadline));
-      continue;
-    }
-    ADDEND_TRY(session->take_welcome(*message, *server));
-    return session;
+    if (message->type != ADDEND_CONTROL_PROBE) return take_welcome(*message, *server);
+    was_in_ = true;
+    const auto probe = message->as<addend_control_probe>();
+    const uint32_t most = positions.empty() ? probe.payload_bytes : options.payload_bytes;
+    ADDEND_TRY(probe_path(options, socket, probe, most, deadline));
   }
 }
 

@@ -26,8 +26,8 @@ using Table = std::array<uint16_t, 16>;
 class Session {
  public:
   /// Joins the job, finds out what the path from `socket` to the server carries, and waits for all
-  /// workers. `positions` is empty when the worker starts anew; one that goes on cannot take longer
-  /// payloads than those of `options`.
+  /// workers, also if the server restarts meanwhile. `positions` is empty when the worker starts
+  /// anew; one that goes on cannot take longer payloads than those of `options`.
   static Result<std::unique_ptr<Session>> join(const ServiceReducerOptions& options,
                                                const net::UdpSocket& socket,
                                                std::span<const uint32_t> positions,
@@ -57,12 +57,15 @@ class Session {
 
  private:
   Session() = default;
+  Status enter(const ServiceReducerOptions& options, const net::UdpSocket& socket,
+               std::span<const uint32_t> positions, Deadline deadline);
   Status probe_path(const ServiceReducerOptions& options, const net::UdpSocket& socket,
                     const addend_control_probe& message, uint32_t most, Deadline deadline);
   Status take_welcome(const net::ControlMessage& message, const net::Address& server);
   Result<net::ControlMessage> expect(addend_control_type type, Deadline deadline);
 
   std::unique_ptr<auth::ControlClient> control_;
+  bool was_in_ = false;  // the server took our JOIN
   addend_control_welcome welcome_{};
   std::vector<uint32_t> positions_;
   auth::FrameKey worker_key_, result_key_;
