@@ -44,11 +44,12 @@ bench-torch: python-env
 bench-service: python-env
 	tools/install_packages.sh build test
 	cmake --preset bench
-	cmake --build --preset bench -j $(JOBS) --target service_goodput addend
+	cmake --build --preset bench -j $(JOBS) --target service_goodput service_abuse addend
 	build/bench/tests/service_goodput
 	ip netns add addend-split && ip netns exec addend-split ip link set lo up gso_max_segs 1
 	ip netns exec addend-split build/bench/tests/service_goodput; code=$$?; ip netns del addend-split; exit $$code
 	python3 tests/net/bars.py build/bench/apps/addend/addend .venv/bin/python
+	python3 tests/net/abuse_test.py build/bench/apps/addend/addend build/bench/tests/service_abuse --bench
 
 test: check-format test-dev test-python test-asan test-tsan
 

@@ -101,6 +101,7 @@ Status read_tenant(const toml::table& table, std::size_t number, ServerOptions& 
   reader.number("max_jobs", tenant.max_jobs, 1u);
   reader.number("max_slots", tenant.max_slots, 1u);
   reader.number("max_memory_bytes", tenant.max_memory_bytes, uint64_t{1});
+  reader.number("max_connections", tenant.max_connections);
   reader.number("packets_per_s", tenant.packets_per_s);
   ADDEND_TRY(reader.finish());
   if (!key_file.empty()) {

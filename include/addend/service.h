@@ -42,7 +42,8 @@ struct TenantOptions {
   uint32_t max_jobs = 64;  ///
   uint32_t max_slots = 8192;  ///< of all its jobs
   uint64_t max_memory_bytes = uint64_t{64} << 20;
-  uint32_t packets_per_s = 0;  ///< of each worker at each thread; 0: no limit
+  uint32_t max_connections = 0;  ///< to the control plane; 0: an equal part of the server's
+  uint32_t packets_per_s = 0;    ///< of each worker at each thread; 0: no limit
 };
 
 struct ServerOptions {

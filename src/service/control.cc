@@ -2,7 +2,6 @@
 #include "service/control.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 
 #include <netinet/tcp.h>
@@ -13,16 +12,23 @@
 namespace addend::service {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-// Strangers get this long to show who they are.
-constexpr std::chrono::seconds kHandshakePatience{5};
+// Tenants' connections that are no workers': an operator asks and goes.
+constexpr std::chrono::seconds kIdle{30};
+// How long somebody may leave unread what was sent.
+constexpr std::chrono::seconds kUnread{30};
+// How long a refusal waits for its reader, and how many such there may be.
+constexpr std::chrono::seconds kLinger{1};
+constexpr std::ptrdiff_t kMaxLingering = 64;
+// How long nobody is let in when there are no descriptors.
+constexpr std::chrono::milliseconds kAcceptPause{100};
+// Messages that are not whole yet are counted from here on.
+constexpr std::size_t kSmallMessage = 4096;
+// Of one connection, before the others have their turn; and new ones.
+constexpr int kMessagesATurn = 16;
+constexpr int kAcceptsATurn = 64;
+constexpr int kBacklog = 1024;
 // How often it is asked whether two that claim one place have settled it.
-constexpr int kRivalsMs = 20;
-// A peer that does not read its mail is cut off.
-constexpr std::size_t kMaxOut = 4u << 20;
-constexpr std::size_t kMaxIn = sizeof(addend_control_header) + sizeof(addend_control_join) +
-                               4 * std::size_t{ADDEND_CONTROL_MAX_SLOTS};
+constexpr std::chrono::milliseconds kRivals{20};
 
 Result<net::Descriptor> listen_at(const net::Address& address, uint16_t& port) {
   net::Descriptor socket(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -32,7 +38,7 @@ Result<net::Descriptor> listen_at(const net::Address& address, uint16_t& port) {
   setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   if (bind(socket.get(), reinterpret_cast<const sockaddr*>(&address.raw), sizeof(address.raw)) !=
           0 ||
-      listen(socket.get(), 128) != 0) {
+      listen(socket.get(), kBacklog) != 0) {
     return net::io_error("cannot listen at TCP " + address.to_string());
   }
   net::Address bound;
@@ -43,20 +49,6 @@ Result<net::Descriptor> listen_at(const net::Address& address, uint16_t& port) {
 }
 
 }  // namespace
-
-struct Control::Connection {
-  ConnectionId id;
-  net::Descriptor socket;
-  net::Address peer;
-  std::shared_ptr<auth::TlsContext> tls;  // which its stream needs, whatever is loaded meanwhile
-  auth::TlsStream stream;
-  Clock::time_point since = Clock::now();
-  bool shaken = false;
-  bool closing = false;  // once its mail is out
-  bool wants_write = false;
-  std::string identity{};
-  std::vector<uint8_t> in{}, out{};
-};
 
 Control::Control(const ControlOptions& options, JobCounters counters, LogSink log)
     : options_(options), counters_(std::move(counters)), log_(std::move(log)) {}
@@ -74,7 +66,8 @@ Result<std::unique_ptr<Control>> Control::start(
   control->registry_ = make_registry(*control);
   auto tls = control->make_tls(options);
   if (!tls) return tls.error();
-  control->tls_ = *std::move(tls);
+  control->strangers_.emplace(*std::move(tls), control->log_);
+  control->publish();
   control->thread_ = std::thread(&Control::run, control.get());
   return control;
 }
@@ -92,7 +85,7 @@ Status Control::reload(const ControlOptions& options, std::vector<TenantOptions>
   if (!tls) return tls.error();
   post([this, tls = *std::move(tls), most = options.max_connections,
         tenants = std::move(tenants)](Registry& registry) {
-    tls_ = tls;
+    strangers_->set_tls(tls);
     options_.max_connections = most;
     registry.set_tenants(tenants);
   });
@@ -123,151 +116,243 @@ void Control::run_posted() {
   }
   for (const auto& one : work)
     one(*registry_);
+  if (!work.empty()) changed_ = true;
+}
+
+ControlView Control::view() const {
+  const std::lock_guard lock(mutex_);
+  return view_;
+}
+
+void Control::publish() {
+  status_.connections = static_cast<uint32_t>(connections_.size());
+  status_.handshakes = strangers_->size();
+  status_.dropped = strangers_->dropped();
+  std::vector<JobView> jobs;
+  if (changed_) jobs = registry_->jobs();
+  const std::lock_guard lock(mutex_);
+  view_.status = status_;
+  if (std::exchange(changed_, false)) view_.jobs = std::move(jobs);
 }
 
 void Control::run() {
   std::vector<pollfd> ready;
   while (!stop_) {
-    ready.assign({{listener_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}});
-    for (const auto& connection : connections_) {
-      const short events =
-          connection->wants_write || (connection->shaken && !connection->out.empty())
-              ? POLLIN | POLLOUT
-              : POLLIN;
-      ready.push_back({connection->socket.get(), events, 0});
-    }
-    poll(ready.data(), ready.size(), rivals_.empty() ? 1000 : kRivalsMs);
+    const auto until = watch(ready, Clock::now());
+    const auto pause = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
+    poll(ready.data(), ready.size(), static_cast<int>(std::max<int64_t>(pause.count(), 0)));
     if (ready[1].revents != 0) run_posted();
     const auto now = Clock::now();
-    // New ones are appended by accept_all below and have no entry in `ready` yet.
-    for (std::size_t i = 0; i + 2 < ready.size(); ++i) {
-      Connection& connection = *connections_[i];
-      bool alive = ready[i + 2].revents == 0 || drive(connection);
-      if (!connection.out.empty() && alive) alive = write_out(connection);
-      if (!connection.shaken && now - connection.since > kHandshakePatience) alive = false;
-      if (!alive) close(connection);
-    }
-    std::erase_if(connections_, [](const auto& c) { return !c->socket; });
+    const auto entries = std::span(ready).subspan(2);
+    const std::size_t known = connections_.size();
+    drive_all(entries.first(known), now);
+    for (Peer& peer : strangers_->drive(entries.subspan(known), now))
+      let_in(std::move(peer));
+    if (ready[0].revents != 0) accept_some(now);
+    std::erase_if(connections_, [](const auto& c) { return !c->open(); });
     if (!rivals_.empty()) settle_rivals();
-    if (ready[0].revents != 0) accept_all();
-    connection_count_.store(static_cast<uint32_t>(connections_.size()), std::memory_order_relaxed);
+    publish();
   }
 }
 
-void Control::accept_all() {
-  while (true) {
-    net::Address peer;
-    socklen_t length = sizeof(peer.raw);
-    net::Descriptor socket(accept4(listener_.get(), reinterpret_cast<sockaddr*>(&peer.raw), &length,
-                                   SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket) return;
-    if (connections_.size() >= options_.max_connections) {
-      log_(LogLevel::kWarning, "connection refused: too many", {});
+// Nobody is read whose answers are not sent yet, or whose tenant has used up its time.
+Clock::time_point Control::watch(std::vector<pollfd>& ready, Clock::time_point now) const {
+  Clock::time_point until = now + std::chrono::seconds(1);
+  const auto rest = [&](Clock::time_point from) { until = std::min(until, from); };
+  ready.assign({{accept_at_ <= now ? listener_.get() : -1, POLLIN, 0}, {wake_.get(), POLLIN, 0}});
+  if (accept_at_ > now) rest(accept_at_);
+  if (!rivals_.empty()) rest(now + kRivals);
+  for (const auto& connection : connections_) {
+    const auto share = shares_.find(connection->tenant());
+    const auto free = share == shares_.end() ? now : share->second.free_at();
+    short events = POLLOUT;
+    if (connection->drained()) events = free <= now ? POLLIN : 0;
+    if (connection->drained() && (free > now || connection->has_more())) rest(std::max(free, now));
+    ready.push_back({connection->fd(), events, 0});
+  }
+  strangers_->watch(ready, now, until);
+  return until;
+}
+
+void Control::accept_some(Clock::time_point now) {
+  for (int i = 0; i < kAcceptsATurn; ++i) {
+    net::Address address;
+    socklen_t length = sizeof(address.raw);
+    net::Descriptor socket(accept4(listener_.get(), reinterpret_cast<sockaddr*>(&address.raw),
+                                   &length, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (socket) {
+      strangers_->add(std::move(socket), address, now);
       continue;
     }
-    net::watch_connection(socket.get());
-    auto stream = auth::TlsStream::create(*tls_, socket.get(), auth::TlsStream::Side::kServer);
-    if (!stream) continue;
-    connections_.push_back(std::unique_ptr<Connection>(
-        new Connection{next_id_++, std::move(socket), peer, tls_, *std::move(stream)}));
+    if (errno == ECONNABORTED || errno == EINTR) continue;
+    if (errno == EAGAIN) return;
+    // No descriptors or no memory: the connection stays where it is, and the listener would be
+    // ready again at once.
+    const LogField fields[] = {{"why", std::strerror(errno)}};
+    log_(LogLevel::kError, "cannot accept connections", fields);
+    ++status_.accept_failures;
+    if (strangers_->drop_one()) continue;
+    accept_at_ = now + kAcceptPause;
+    return;
   }
+}
+
+bool Control::make_room(uint64_t limit, const std::function<bool(const Connection&)>& counts) {
+  uint64_t count = 0;
+  Connection* oldest_idle = nullptr;
+  for (const auto& connection : connections_) {
+    if (!connection->open() || connection->closing() || !counts(*connection)) continue;
+    ++count;
+    if (oldest_idle == nullptr && !registry_->is_worker(connection->id()))
+      oldest_idle = connection.get();
+  }
+  if (count < limit) return true;
+  if (oldest_idle == nullptr) return false;
+  close(*oldest_idle);
+  ++status_.cut_off;
+  return true;
+}
+
+Status Control::make_room(const std::string& identity) {
+  const auto limits = registry_->connection_limits(identity, options_.max_connections);
+  if (!limits) return limits.error();
+  const std::string tenant = identity.substr(0, identity.find('/'));
+  const auto full = [&](const std::string& who, uint64_t limit) {
+    return make_error(Errc::kCapacity, who + " has " + std::to_string(limit) +
+                                           " connections of workers, and may have no more");
+  };
+  if (!make_room(limits->identity, [&](const Connection& c) { return c.identity() == identity; }))
+    return full("'" + identity + "'", limits->identity);
+  if (!make_room(limits->tenant, [&](const Connection& c) { return c.tenant() == tenant; }))
+    return full("tenant " + tenant, limits->tenant);
+  if (!make_room(options_.max_connections, [](const Connection&) { return true; }))
+    return full("the server", options_.max_connections);
+  return {};
+}
+
+void Control::let_in(Peer peer) {
+  const Status room = make_room(peer.identity);
+  const std::size_t longest = registry_->longest_message(peer.identity);
+  auto connection = std::make_unique<Connection>(next_id_++, std::move(peer), longest);
+  if (!room) {
+    const LogField fields[] = {{"identity", connection->identity()}, {"why", room.error().message}};
+    log_(LogLevel::kWarning, "connection refused", fields);
+    ++status_.refused;
+    connection->fail(room.error());
+    const auto lingering = std::count_if(connections_.begin(), connections_.end(),
+                                         [](const auto& c) { return c->closing(); });
+    if (!connection->write() || lingering >= kMaxLingering) return;
+  }
+  connections_.push_back(std::move(connection));
 }
 
 void Control::close(Connection& connection) {
-  registry_->lost(connection.id);
-  connection.stream.close();
-  connection.socket = net::Descriptor();
+  registry_->lost(connection.id());
+  changed_ = true;
+  connection.close();
 }
 
-bool Control::drive(Connection& connection) {
-  if (!connection.shaken && !drive_handshake(connection)) return false;
-  return !connection.shaken || (read_messages(connection) && write_out(connection));
-}
-
-bool Control::drive_handshake(Connection& connection) {
-  const auth::Progress progress = connection.stream.handshake();
-  connection.wants_write = progress == auth::Progress::kWantWrite;
-  if (progress == auth::Progress::kDone) {
-    connection.identity = connection.stream.peer();
-    connection.shaken = !connection.identity.empty();
-    return connection.shaken;
+bool Control::holds_too_much(const std::string& tenant) const {
+  const auto limits = registry_->connection_limits(tenant, options_.max_connections);
+  uint64_t held = 0;
+  for (const auto& connection : connections_) {
+    if (connection->tenant() == tenant) held += connection->unfinished();
   }
-  if (progress != auth::Progress::kFailed && progress != auth::Progress::kClosed) return true;
-  const LogField fields[] = {{"peer", connection.peer.to_string()},
-                             {"why", connection.stream.problem()}};
-  log_(LogLevel::kWarning, "handshake failed", fields);
-  return false;
+  return !limits || held > limits->unfinished_bytes;
 }
 
-bool Control::read_messages(Connection& connection) {
-  std::array<uint8_t, 16384> bytes;
-  while (true) {
-    std::size_t count = 0;
-    const auth::Progress progress = connection.stream.read(bytes, count);
-    connection.in.insert(connection.in.end(), bytes.begin(),
-                         bytes.begin() + static_cast<std::ptrdiff_t>(count));
-    if (progress == auth::Progress::kWantRead || progress == auth::Progress::kWantWrite)
-      return true;
-    if (progress != auth::Progress::kDone || connection.in.size() > kMaxIn + bytes.size()) {
-      return false;
+bool Control::overdue(const Connection& connection, Clock::time_point now) const {
+  const auto still = now - connection.moved();
+  if (connection.closing()) return still > kLinger;
+  if (!connection.drained()) return still > kUnread;
+  return still > kIdle && !registry_->is_worker(connection.id());
+}
+
+void Control::drive_all(std::span<const pollfd> ready, Clock::time_point now) {
+  for (std::size_t i = 0; i < ready.size(); ++i) {
+    Connection& connection = *connections_[i];
+    bool alive = drive_ready(connection, ready[i].revents, now);
+    if (alive && overdue(connection, now)) {
+      if (!connection.closing()) ++status_.cut_off;
+      alive = false;
     }
-    std::size_t at = 0;
-    while (!connection.closing) {
-      net::ControlMessage message;
-      const auto taken = net::parse_control(std::span(connection.in).subspan(at), message);
-      if (!taken) return false;
-      if (*taken == 0) break;
-      at += *taken;
-      const Status status = handle(connection, message);
-      if (!status) refuse(connection, status.error());
-    }
-    connection.in.erase(connection.in.begin(),
-                        connection.in.begin() + static_cast<std::ptrdiff_t>(at));
+    if (!alive) close(connection);
   }
 }
 
-bool Control::write_out(Connection& connection) {
-  if (!connection.shaken) return true;
-  std::size_t sent = 0;
-  while (sent < connection.out.size()) {
-    std::size_t bytes = 0;
-    const auth::Progress progress =
-        connection.stream.write(std::span(connection.out).subspan(sent), bytes);
-    sent += bytes;
-    if (progress == auth::Progress::kFailed || progress == auth::Progress::kClosed) return false;
-    if (progress != auth::Progress::kDone) break;
+bool Control::drive_ready(Connection& connection, short revents, Clock::time_point now) {
+  if (!connection.drained() && !connection.write()) return false;
+  if (connection.closing()) return revents == 0 || connection.linger();
+  Share& share = shares_[connection.tenant()];
+  const bool may_read = connection.drained() && share.free_at() <= now;
+  // Otherwise it would be reported again and again.
+  if (!may_read) return (revents & (POLLERR | POLLHUP | POLLNVAL)) == 0;
+  if (revents == 0 && !connection.has_more()) return true;
+  bool alive = true;
+  for (int i = 0; i < kMessagesATurn && alive && share.free_at() <= now; ++i) {
+    const auto before = worked();
+    const Step step = drive(connection);
+    share.charge(now, worked() - before);
+    if (step == Step::kWaits) break;
+    alive = step == Step::kGoesOn;
   }
-  connection.out.erase(connection.out.begin(),
-                       connection.out.begin() + static_cast<std::ptrdiff_t>(sent));
-  return connection.out.size() < kMaxOut && !(connection.closing && connection.out.empty());
+  return alive;
+}
+
+// One message.
+Control::Step Control::drive(Connection& connection) {
+  net::ControlMessage message;
+  switch (connection.take(message)) {
+    case Connection::Taken::kBroken:
+      return Step::kOver;
+    case Connection::Taken::kNothing:
+      if (connection.unfinished() < kSmallMessage || !holds_too_much(connection.tenant()))
+        return Step::kWaits;
+      ++status_.cut_off;
+      return Step::kOver;
+    case Connection::Taken::kMessage:
+      break;
+  }
+  const auto before = Clock::now();
+  const Status status = handle(connection, message);
+  // For these the thread waits for the data threads or a disk, and that counts too.
+  if (message.type == ADDEND_CONTROL_TABLE || message.type == ADDEND_CONTROL_CREATE ||
+      message.type == ADDEND_CONTROL_DRAIN)
+    shares_[connection.tenant()].charge(before, Clock::now() - before);
+  if (!status) refuse(connection, status.error());
+  // Whoever has an answer finds what it says on the pages.
+  if (changed_) publish();
+  if (!connection.write()) return Step::kOver;
+  return connection.drained() && !connection.closing() ? Step::kGoesOn : Step::kWaits;
 }
 
 Status Control::handle(Connection& connection, const net::ControlMessage& message) {
+  changed_ = changed_ || message.type != ADDEND_CONTROL_LIST;
   switch (message.type) {
     case ADDEND_CONTROL_JOIN:
       return join(connection, message);
     case ADDEND_CONTROL_PATH:
-      return registry_->path(connection.id, message.as<addend_control_path>());
+      return registry_->path(connection.id(), message.as<addend_control_path>());
     case ADDEND_CONTROL_TABLE: {
-      const auto number = registry_->table(connection.id, message.as<addend_control_table>());
+      const auto number = registry_->table(connection.id(), message.as<addend_control_table>());
       if (!number) return number.error();
-      net::append_control(connection.out, ADDEND_CONTROL_TABLE_IS,
+      net::append_control(connection.out(), ADDEND_CONTROL_TABLE_IS,
                           addend_control_number{*number, 0});
       return {};
     }
     case ADDEND_CONTROL_LEAVE:
-      registry_->leave(connection.id);
+      registry_->leave(connection.id());
       return {};
     case ADDEND_CONTROL_CREATE:
-      ADDEND_TRY(registry_->create(connection.identity, message.as<addend_control_job>()));
-      net::append_control(connection.out, ADDEND_CONTROL_DONE);
+      ADDEND_TRY(registry_->create(connection.identity(), message.as<addend_control_job>()));
+      net::append_control(connection.out(), ADDEND_CONTROL_DONE);
       return {};
     case ADDEND_CONTROL_LIST:
       list(connection);
       return {};
     case ADDEND_CONTROL_DRAIN:
-      ADDEND_TRY(registry_->drain(connection.identity, message.as<addend_control_drain>()));
-      net::append_control(connection.out, ADDEND_CONTROL_DONE);
+      ADDEND_TRY(registry_->drain(connection.identity(), message.as<addend_control_drain>()));
+      net::append_control(connection.out(), ADDEND_CONTROL_DONE);
       return {};
     default:
       return make_error(Errc::kMalformed, "a message that only servers send");
@@ -279,13 +364,14 @@ Status Control::join(Connection& connection, const net::ControlMessage& message)
   if (join.positions != message.words.size() / 4) {
     return make_error(Errc::kMalformed, "a row of positions of another length than it says");
   }
-  const ConnectionId rival = registry_->rival_of(connection.id, connection.identity, join);
+  const ConnectionId rival = registry_->rival_of(connection.id(), connection.identity(), join);
   if (const Connection* there = find(rival); there != nullptr) {
-    rivals_.add({connection.id, connection.identity, connection.peer, join, message.numbers()},
-                rival, there->socket.get());
+    rivals_.add(
+        {connection.id(), connection.identity(), connection.address(), join, message.numbers()},
+        rival, there->fd());
     return {};
   }
-  return registry_->join(connection.id, connection.identity, connection.peer, join,
+  return registry_->join(connection.id(), connection.identity(), connection.address(), join,
                          message.numbers());
 }
 
@@ -295,42 +381,43 @@ void Control::settle_rivals() {
     const Status status =
         registry_->join(one.id, one.identity, one.address, one.join, std::move(one.positions));
     if (!status) refuse(*find(one.id), status.error());
+    changed_ = true;
   }
 }
 
 void Control::refuse(Connection& connection, const Error& error) {
-  addend_control_failed failed{};
-  failed.code = static_cast<uint32_t>(error.code);
-  net::put_text(failed.text, error.message);
-  net::append_control(connection.out, ADDEND_CONTROL_FAILED, failed);
-  connection.closing = true;
+  connection.fail(error);
+  registry_->lost(connection.id());
+  changed_ = true;
 }
 
 void Control::list(Connection& connection) {
-  for (const JobView& view : registry_->jobs_of(connection.identity)) {
-    addend_control_status status{};
-    net::put_text(status.tenant, view.tenant);
-    net::put_text(status.name, view.name);
-    status.epoch = view.epoch;
-    status.world = view.world;
-    status.joined = view.joined;
-    status.slots = view.slots;
-    counters_(view, status);
-    net::append_control(connection.out, ADDEND_CONTROL_JOB, status);
+  const std::vector<JobView> views = registry_->jobs_of(connection.identity());
+  std::vector<addend_control_status> statuses(views.size());
+  counters_(views, statuses);
+  for (std::size_t i = 0; i < views.size(); ++i) {
+    addend_control_status& status = statuses[i];
+    net::put_text(status.tenant, views[i].tenant);
+    net::put_text(status.name, views[i].name);
+    status.epoch = views[i].epoch;
+    status.world = views[i].world;
+    status.joined = views[i].joined;
+    status.slots = views[i].slots;
+    net::append_control(connection.out(), ADDEND_CONTROL_JOB, status);
   }
-  net::append_control(connection.out, ADDEND_CONTROL_DONE);
+  net::append_control(connection.out(), ADDEND_CONTROL_DONE);
 }
 
 void Control::send(ConnectionId to, addend_control_type type, std::span<const uint8_t> body,
                    std::span<const uint32_t> numbers) {
-  if (Connection* connection = find(to); connection != nullptr) {
-    net::append_control(connection->out, type, body, numbers);
-  }
+  if (Connection* connection = find(to); connection != nullptr)
+    connection->put(type, body, numbers);
 }
 
-Control::Connection* Control::find(ConnectionId id) const {
-  const auto found = std::find_if(connections_.begin(), connections_.end(),
-                                  [&](const auto& connection) { return connection->id == id; });
+Connection* Control::find(ConnectionId id) const {
+  const auto found = std::find_if(connections_.begin(), connections_.end(), [&](const auto& c) {
+    return c->id() == id && c->open() && !c->closing();
+  });
   return found == connections_.end() ? nullptr : found->get();
 }
 

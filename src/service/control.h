@@ -1,30 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
 // The control plane: one thread, many TLS connections, and the registry that their messages are
-// for.
+// for. Work and bytes are bounded for each connection, tenant and stranger, and for each turn of
+// the loop (docs/security.md, "Control plane").
 #pragma once
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
 
 #include "auth/tls.h"
-#include "net/control_message.h"
 #include "net/descriptor.h"
+#include "service/connection.h"
 #include "service/registry.h"
 #include "service/rivals.h"
+#include "service/share.h"
+#include "service/status.h"
+#include "service/strangers.h"
 
 namespace addend::service {
 
-/// What a connection may ask without being a worker, beside the registry's own answers.
-using JobCounters = std::function<void(const JobView& view, addend_control_status& status)>;
+/// Fills in what the data plane counted of jobs: statuses[i] is that of views[i].
+using JobCounters =
+    std::function<void(std::span<const JobView> views, std::span<addend_control_status> statuses)>;
 
 struct ControlOptions {
   net::Address address;
   uint32_t max_connections = 1024;
   std::optional<auth::Certificates> certificates;
+};
+
+/// What everybody may know, as of the last change.
+struct ControlView {
+  std::vector<JobView> jobs;
+  ControlStatus status;
 };
 
 class Control final : private Mail {
@@ -42,27 +54,34 @@ class Control final : private Mail {
   Status reload(const ControlOptions& options, std::vector<TenantOptions> tenants);
   /// Runs on the control thread, in order. Any thread may call.
   void post(std::function<void(Registry&)> work);
-  uint32_t connections() const { return connection_count_.load(std::memory_order_relaxed); }
+  /// Never waits for the control thread. Any thread may call.
+  ControlView view() const;
 
  private:
-  struct Connection;
   Control(const ControlOptions& options, JobCounters counters, LogSink log);
 
   Result<std::shared_ptr<auth::TlsContext>> make_tls(const ControlOptions& options);
   void run();
+  Clock::time_point watch(std::vector<pollfd>& ready, Clock::time_point now) const;
   void run_posted();
-  void accept_all();
-  bool drive(Connection& connection);
-  bool drive_handshake(Connection& connection);
-  bool read_messages(Connection& connection);
-  bool write_out(Connection& connection);
+  void accept_some(Clock::time_point now);
+  void drive_all(std::span<const pollfd> ready, Clock::time_point now);
+  bool drive_ready(Connection& connection, short revents, Clock::time_point now);
+  enum class Step : uint8_t { kGoesOn, kWaits, kOver };
+  Step drive(Connection& connection);
+  void let_in(Peer peer);
+  bool holds_too_much(const std::string& tenant) const;
+  Status make_room(const std::string& identity);
+  bool make_room(uint64_t limit, const std::function<bool(const Connection&)>& counts);
+  bool overdue(const Connection& connection, Clock::time_point now) const;
   Status handle(Connection& connection, const net::ControlMessage& message);
   Status join(Connection& connection, const net::ControlMessage& message);
   void settle_rivals();
-  static void refuse(Connection& connection, const Error& error);
+  void refuse(Connection& connection, const Error& error);
   Connection* find(ConnectionId id) const;
   void list(Connection& connection);
   void close(Connection& connection);
+  void publish();
   void send(ConnectionId to, addend_control_type type, std::span<const uint8_t> body,
             std::span<const uint32_t> numbers) override;
 
@@ -70,16 +89,20 @@ class Control final : private Mail {
   JobCounters counters_;
   LogSink log_;
   std::unique_ptr<Registry> registry_;
-  std::shared_ptr<auth::TlsContext> tls_;
+  std::optional<Strangers> strangers_;
   net::Descriptor listener_, wake_;
   uint16_t port_ = 0;
-  std::vector<std::unique_ptr<Connection>> connections_;
+  std::vector<std::unique_ptr<Connection>> connections_;  // oldest first
   Rivals rivals_;
+  std::map<std::string, Share> shares_;  // by tenant
+  Clock::time_point accept_at_{};        // not before
   ConnectionId next_id_ = 1;
-  std::atomic<uint32_t> connection_count_{0};
+  bool changed_ = true;  // since view_ was made
+  ControlStatus status_;
   std::atomic<bool> stop_{false};
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::vector<std::function<void(Registry&)>> posted_;  // guarded by mutex_
+  ControlView view_;                                    // guarded by mutex_
   std::thread thread_;
 };
 

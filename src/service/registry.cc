@@ -646,6 +646,31 @@ void Registry::end_job(const Key& key) {
   remove_if_done(key);
 }
 
+Result<Registry::ConnectionLimits> Registry::connection_limits(const std::string& identity,
+                                                               uint32_t all) const {
+  const TenantOptions* tenant = tenant_of(identity);
+  if (tenant == nullptr)
+    return make_error(Errc::kUnavailable, "'" + identity + "' is no tenant of this server");
+  // Equal parts, so that no tenant can take the place of another.
+  const auto part = std::max(1u, all / static_cast<uint32_t>(tenants_.size()));
+  ConnectionLimits limits;
+  limits.tenant = tenant->max_connections > 0 ? tenant->max_connections : part;
+  limits.identity = limits.tenant;
+  limits.unfinished_bytes = tenant->max_memory_bytes;
+  const auto job = jobs_.find({tenant->name, identity.substr(identity.find('/') + 1)});
+  // With a job's key: its workers, and again when they come back before the old ones are gone.
+  if (identity != tenant->name && job != jobs_.end())
+    limits.identity = std::min(limits.tenant, 2 * job->second.options.world + 8);
+  return limits;
+}
+
+std::size_t Registry::longest_message(const std::string& identity) const {
+  const TenantOptions* tenant = tenant_of(identity);
+  const uint32_t slots = tenant == nullptr ? 0 : tenant->max_slots;
+  return sizeof(addend_control_join) +
+         sizeof(uint32_t) * std::size_t{std::min<uint32_t>(slots, ADDEND_CONTROL_MAX_SLOTS)};
+}
+
 std::vector<JobView> Registry::jobs() const {
   std::vector<JobView> views;
   for (const auto& [key, job] : jobs_) {

@@ -100,6 +100,18 @@ class Registry {
   void end_all();
   bool empty() const { return jobs_.empty(); }
 
+  /// Whether this connection is a worker of some job.
+  bool is_worker(ConnectionId connection) const { return workers_.count(connection) > 0; }
+  /// How many connections an identity may have, and its tenant, of `all` that the server has; and
+  /// bytes of messages that are not whole yet. kUnavailable if it is of no tenant.
+  struct ConnectionLimits {
+    uint32_t identity = 0, tenant = 0;
+    uint64_t unfinished_bytes = 0;
+  };
+  Result<ConnectionLimits> connection_limits(const std::string& identity, uint32_t all) const;
+  /// The bytes of the longest message that an identity may send.
+  std::size_t longest_message(const std::string& identity) const;
+
   std::vector<JobView> jobs() const;
   /// Those that this identity may see.
   std::vector<JobView> jobs_of(const std::string& identity) const;

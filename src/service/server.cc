@@ -217,7 +217,10 @@ class RunningServer final : public Server {
           if (!options.state.empty()) restored = registry->restore(options.state);
           return registry;
         },
-        [this](const JobView& view, addend_control_status& out) { fill(view, out); }, log_);
+        [this](std::span<const JobView> views, std::span<addend_control_status> out) {
+          fill(views, out);
+        },
+        log_);
     if (!started) return started.error();
     ADDEND_TRY(restored);
     control_ = *std::move(started);
@@ -243,9 +246,9 @@ class RunningServer final : public Server {
   }
 
   ServerStatus status() const {
-    ServerStatus status =
-        status_of(ask<std::vector<JobView>>([](Registry& registry) { return registry.jobs(); }));
-    status.connections = control_->connections();
+    const ControlView view = control_->view();
+    ServerStatus status = status_of(view.jobs);
+    status.control = view.status;
     return status;
   }
   ServerStatus status_of(const std::vector<JobView>& views) const {
@@ -258,13 +261,15 @@ class RunningServer final : public Server {
     threads_.add_to(status);
     return status;
   }
-  void fill(const JobView& view, addend_control_status& out) const {
-    const ServerStatus status = status_of({view});
-    const aggregate::Counters& counters = status.jobs[0].counters;
-    out.turns = counters.complete + counters.partial;
-    out.waited_for = status.jobs[0].waited_for;
-    for (const uint64_t refused : counters.refused)
-      out.refused += refused;
+  void fill(std::span<const JobView> views, std::span<addend_control_status> out) const {
+    const ServerStatus status = status_of({views.begin(), views.end()});
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      const aggregate::Counters& counters = status.jobs[i].counters;
+      out[i].waited_for = status.jobs[i].waited_for;
+      out[i].turns = counters.complete + counters.partial;
+      for (const uint64_t refused : counters.refused)
+        out[i].refused += refused;
+    }
   }
 
   uint32_t boot_ = 0;

@@ -99,6 +99,19 @@ void add_refusals(Metrics& metrics, const ServerStatus& status) {
   }
 }
 
+void add_control_metrics(Metrics& metrics, const ControlStatus& status) {
+  metrics.single("connections", "gauge", "Open control connections.", status.connections);
+  metrics.single("handshakes", "gauge", "Control connections in the handshake.", status.handshakes);
+  metrics.single("handshakes_dropped_total", "counter", "Handshakes without time or room.",
+                 double(status.dropped));
+  metrics.single("connections_refused_total", "counter", "Connections beyond a limit.",
+                 double(status.refused));
+  metrics.single("connections_cut_off_total", "counter", "Idle, or did not read their mail.",
+                 double(status.cut_off));
+  metrics.single("accept_failures_total", "counter", "Times without a descriptor for a new one.",
+                 double(status.accept_failures));
+}
+
 std::string refusals_json(const std::array<uint64_t, ADDEND_REFUSAL_COUNT>& refused) {
   std::string text = "{";
   for (std::size_t i = 1; i < refused.size(); ++i) {
@@ -165,7 +178,7 @@ std::string to_metrics(const ServerStatus& status) {
   Metrics metrics;
   metrics.single("boot_info", "gauge", "Number of this life of the server.", status.boot);
   metrics.single("uptime_seconds", "gauge", "Since the server started.", status.uptime_s);
-  metrics.single("connections", "gauge", "Open control connections.", status.connections);
+  add_control_metrics(metrics, status.control);
   metrics.single("jobs", "gauge", "Jobs on this server.", double(status.jobs.size()));
   metrics.single("received_packets_total", "counter", "Datagrams received.",
                  double(status.packets));
@@ -187,7 +200,7 @@ std::string to_json(const ServerStatus& status) {
     jobs += (jobs.empty() ? "" : ",") + job_json(job);
   return "{" + field("boot", status.boot) +
          field("uptime_s", static_cast<uint64_t>(status.uptime_s)) +
-         field("connections", status.connections) + field("threads", status.threads) +
+         field("connections", status.control.connections) + field("threads", status.threads) +
          field("packets", status.packets) + field("bytes", status.bytes) +
          field("sent_packets", status.sent_packets) + field("sent_bytes", status.sent_bytes) +
          field("dropped", status.dropped) + field("too_long", status.too_long) +

@@ -21,10 +21,21 @@ struct JobStatus {
   uint64_t waited_for = 0;  ///< workers, by bit: to come, or to contribute to a turn
 };
 
+/// What became of those who came.
+struct ControlStatus {
+  uint32_t connections = 0;      ///< open, of tenants
+  uint32_t handshakes = 0;       ///< in progress
+  uint64_t dropped = 0;          ///< handshakes that were not finished in time, or had no room
+  uint64_t refused = 0;          ///< connections beyond a limit
+  uint64_t cut_off = 0;          ///< idle ones that were no workers, and peers that did not read
+  uint64_t accept_failures = 0;  ///< times that there was no descriptor for a new one
+};
+
 struct ServerStatus {
   uint32_t boot = 0;
   double uptime_s = 0;
-  uint32_t connections = 0, threads = 0;
+  uint32_t threads = 0;
+  ControlStatus control;
   uint64_t packets = 0, bytes = 0, sent_packets = 0, sent_bytes = 0;
   uint64_t dropped = 0, too_long = 0;                    ///< of what was to be sent
   std::array<uint64_t, ADDEND_REFUSAL_COUNT> refused{};  ///< of no job

@@ -175,14 +175,14 @@ class ServiceTest(unittest.TestCase):
         good = create("lab", "127.0.0.1", "a")
         self.assertEqual(good.returncode, 0, good.stderr)
         # A certificate of the authority for nobody we know, and a server that is not the one that was asked for.
-        self.assertIn("only a tenant may create jobs", create("stranger", "127.0.0.1", "b").stderr)
+        self.assertIn("'stranger' is no tenant of this server", create("stranger", "127.0.0.1", "b").stderr)
         self.assertEqual(create("lab", "localhost", "c").returncode, 1)
         # A certificate that was renewed, here for that name, is there after a reload.
         certify("server", "subjectAltName=DNS:localhost\nextendedKeyUsage=serverAuth")
         self.server.send_signal(signal.SIGHUP)
         assert self.server.stderr is not None
         while "reloaded" not in (line := self.server.stderr.readline()):
-            self.assertNotIn("refused", line)
+            self.assertNotIn("reload refused", line)
         self.assertEqual(create("lab", "localhost", "c").returncode, 0)
         # Keys still work beside them.
         self.assertEqual(len(json.loads(addend("job", "list", "--json", *self.access()).stdout)), 2)
