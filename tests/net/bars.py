@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The service's bars on links of 1 Gbit/s, one run, answers checked: four worker namespaces, one link each to the server's.
+"""The service's bars on links of 1 Gbit/s, one run, answers checked: four worker namespaces, one link each to the server's, as if the
+server stood in the switch; shown beside it: a server behind one such link, as an ordinary machine is.
 Against Gloo's ring on the same links (needs torch; left out otherwise), and with 1 % loss in both directions.
 Usage: bars.py PATH_OF_ADDEND [PYTHON_WITH_TORCH]"""
 
@@ -46,14 +47,27 @@ class Bars:
         self.addend, self.folder = addend, folder
         self.network = Network(WORLD)
         self.key = make_key(addend, folder / "lab.key")
-        Service(self.network, addend, folder, f'[[tenant]]\nname = "lab"\nkey_file = "{self.key}"\n')
+        self.tenants = f'[[tenant]]\nname = "lab"\nkey_file = "{self.key}"\n'
+        Service(self.network, addend, folder, self.tenants)
         self.good = True
+
+    def limit_link(self, space: str, device: str) -> None:
+        self.network.inside(space, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", "1gbit", "burst", "256kb", "limit", "4mb")
 
     def limit_links(self) -> None:
         for worker in range(WORLD):
-            for space, device in ((self.network.server_space, f"s{worker}"), (self.network.space(worker), "w")):
-                self.network.inside(space, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", "1gbit", "burst", "256kb",
-                                    "limit", "4mb")
+            self.limit_link(self.network.server_space, f"s{worker}")
+            self.limit_link(self.network.space(worker), "w")
+
+    def serve_behind_one_link(self) -> str:
+        """A second server, in a namespace of its own; its address."""
+        space, address = self.network.add_host("box")
+        self.limit_link(self.network.server_space, "box")
+        self.limit_link(space, "w")
+        folder = self.folder / "box"
+        folder.mkdir()
+        Service(self.network, self.addend, folder, self.tenants, space)
+        return address
 
     def connect_workers(self) -> None:
         """The ring goes from worker to worker through the server's namespace, as through a switch."""
@@ -72,10 +86,11 @@ class Bars:
             outputs.append(out)
         return outputs
 
-    def service_seconds(self, codec: str, density: float, size: int = SIZE, piece: int = 0) -> float:
+    def service_seconds(self, codec: str, density: float, size: int = SIZE, piece: int = 0, server: Optional[str] = None) -> float:
         """Density is that of the union: the workers' non-zeros are at the same places."""
         def command(worker: int) -> list:
-            return [self.addend, "perf", "--reducer", "service", "--aggregator", f"10.77.{worker}.1:7700", "--identity", "lab", "--key",
+            address = server or f"10.77.{worker}.1"
+            return [self.addend, "perf", "--reducer", "service", "--aggregator", f"{address}:7700", "--identity", "lab", "--key",
                     self.key, "--workers", WORLD, "--worker", worker, "-b", size, "-e", size, "-w", 1, "-n", 9, "-c", codec, "--density",
                     density, "--overlap", "full", "--values", "integers", "--gbit", 1, "--piece", piece, "--json"]
         rows = json.loads(self.all_workers(command)[0])["results"]
@@ -107,10 +122,15 @@ class Bars:
         dense = self.service_seconds("dense", 0.05)
         exact = self.service_seconds("exact", 0.05, piece=4 << 20)
         print(f"1 Gbit/s links, 64 MiB: dense {dense:.3f} s, exact at 5 % union in pieces of 4 MiB {exact:.3f} s")
+        self.connect_workers()
+        box = self.serve_behind_one_link()
+        lone_dense = self.service_seconds("dense", 0.05, server=box)
+        lone_exact = self.service_seconds("exact", 0.05, piece=4 << 20, server=box)
+        print(f"the server behind one such link: dense {lone_dense:.3f} s, exact {lone_exact:.3f} s")
         if python is not None:
-            self.connect_workers()
             ring = self.ring_seconds(python)
-            print(f"Gloo's ring on the same links: {ring:.3f} s")
+            print(f"Gloo's ring on the same links: {ring:.3f} s; with the server behind one link: dense / ring {lone_dense / ring:.2f}, "
+                  f"ring / exact {ring / lone_exact:.1f}")
             self.judge("dense over the service / ring", dense / ring, 0.8, at_most=True)
             self.judge("ring / exact over the service", ring / exact, 10, at_most=False)
         return self.good

@@ -51,17 +51,25 @@ class Network:
         self.processes: List[subprocess.Popen] = []
         run("ip", "netns", "add", self.server_space)
         self.inside(self.server_space, "ip", "link", "set", "lo", "up")
+        self.hosts: List[str] = []
         for worker in range(workers):
-            self._link(worker)
+            self._link(self.space(worker), f"s{worker}", worker)
 
-    def _link(self, worker: int) -> None:
-        space = self.space(worker)
+    def _link(self, space: str, port: str, subnet: int) -> None:
+        self.hosts.append(space)
         run("ip", "netns", "add", space)
-        run("ip", "link", "add", f"s{worker}", "netns", self.server_space, "type", "veth", "peer", "name", "w", "netns", space)
-        for where, device, host in ((self.server_space, f"s{worker}", 1), (space, "w", 2)):
-            self.inside(where, "ip", "addr", "add", f"10.77.{worker}.{host}/24", "dev", device)
-            self.inside(where, "ip", "addr", "add", f"fd77:{worker}::{host}/64", "dev", device, "nodad")
+        run("ip", "link", "add", port, "netns", self.server_space, "type", "veth", "peer", "name", "w", "netns", space)
+        for where, device, host in ((self.server_space, port, 1), (space, "w", 2)):
+            self.inside(where, "ip", "addr", "add", f"10.77.{subnet}.{host}/24", "dev", device)
+            self.inside(where, "ip", "addr", "add", f"fd77:{subnet}::{host}/64", "dev", device, "nodad")
             self.inside(where, "ip", "link", "set", device, "up")
+
+    def add_host(self, port: str) -> Tuple[str, str]:
+        """One more namespace, behind the server namespace's device `port`, which forwards: its name and address."""
+        space, subnet = self.name + port, 200 + len(self.hosts)
+        self._link(space, port, subnet)
+        self.inside(space, "ip", "route", "add", "default", "via", f"10.77.{subnet}.1")
+        return space, f"10.77.{subnet}.2"
 
     def space(self, worker: int) -> str:
         return f"{self.name}w{worker}"
@@ -93,22 +101,22 @@ class Network:
             if process.poll() is None:
                 process.kill()
             process.communicate()
-        for worker in range(self.workers):
-            run("ip", "netns", "del", self.space(worker), check=False)
-        run("ip", "netns", "del", self.server_space, check=False)
+        for space in (*self.hosts, self.server_space):
+            run("ip", "netns", "del", space, check=False)
 
 
 class Service:
-    """`addend serve` in the server's namespace."""
+    """`addend serve` in the server's namespace, or another."""
 
-    def __init__(self, network: Network, addend: str, folder: Path, tenants: str) -> None:
+    def __init__(self, network: Network, addend: str, folder: Path, tenants: str, space: Optional[str] = None) -> None:
         self.network, self.addend, self.folder = network, addend, folder
+        self.space = space or network.server_space
         self.config = folder / "serve.toml"
         self.config.write_text('[server]\ndrain_s = 1\n[http]\naddress = "0.0.0.0"\n' + tenants)
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen:
-        process = self.network.start(self.network.server_space, self.addend, "serve", "--config", self.config)
+        process = self.network.start(self.space, self.addend, "serve", "--config", self.config)
         assert process.stdout is not None
         if not process.stdout.readline().startswith("control"):
             raise RuntimeError("the server did not start: " + process.communicate()[1])
@@ -120,7 +128,7 @@ class Service:
         self.process = self._start()
 
     def status(self) -> dict:
-        done = self.network.inside(self.network.server_space, "curl", "-s", "http://127.0.0.1:7780/status.json")
+        done = self.network.inside(self.space, "curl", "-s", "http://127.0.0.1:7780/status.json")
         return json.loads(done.stdout)
 
     def turns(self) -> int:
