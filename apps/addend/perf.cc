@@ -34,7 +34,8 @@ struct PerfOptions {
   std::string values = "normal";
   std::string reducer = "local";
   uint32_t workers = 4;
-  int worker = -1;  // service: run only this one
+  int worker = -1;  // service, mesh: be this one
+  MeshOptions mesh;
   AccessOptions access;
   ServiceReducerOptions service;
   std::string fallback = "none";
@@ -64,6 +65,7 @@ constexpr const char* kFooter =
     "  addend perf --codec quant --codec quant:bits=2 --density 1 --workers 8\n"
     "  addend perf --rows 64 --density 0.05 --dtype bf16 --workers 8 --json\n"
     "  mpirun -n 4 addend perf --reducer mpi -b 16M -e 16M\n"
+    "  addend perf --reducer mesh --peers a:7600,b:7600,c:7600 --worker 0\n"
     "  addend perf --reducer service --aggregator agg:7700 --key lab.key --identity lab --worker 0 "
     "--piece 4M\n"
     "  mpirun -n 4 addend perf --reducer service --fallback mpi --aggregator agg:7700 --key "
@@ -153,6 +155,7 @@ Status complete_plan(PerfOptions& options) {
 
 std::string reducer_words(const PerfOptions& options) {
   if (options.reducer == "mpi") return "MPI";
+  if (options.reducer == "mesh") return "mesh";
   if (options.reducer == "service") return "service at " + options.access.aggregator;
   return "threads";
 }
@@ -309,18 +312,32 @@ int run_service(PerfOptions& options) {
   return reducer ? run_rank(options, **reducer) : fail(reducer.error());
 }
 
+// The reducer of this process, if workers are processes.
+Result<std::unique_ptr<Reducer>> reach_others(PerfOptions& options) {
+  if (options.reducer == "mpi") return create_mpi_reducer();
+  if (options.mesh.peers.empty() || options.worker < 0) {
+    return make_error(Errc::kInvalidArgument,
+                      "a mesh needs all workers' addresses (--peers) and which of them this is "
+                      "(--worker)");
+  }
+  options.mesh.worker = static_cast<uint32_t>(options.worker);
+  options.mesh.latency_us = options.plan.network.latency_us;
+  options.mesh.gbit_per_s = options.plan.network.gbit_per_s;
+  return create_mesh_reducer(options.mesh);
+}
+
 int run_perf(PerfOptions& options) {
   if (options.reducer == "service") return run_service(options);
-  std::unique_ptr<Reducer> mpi;
-  if (options.reducer == "mpi") {
-    auto reducer = create_mpi_reducer();
+  std::unique_ptr<Reducer> others;
+  if (options.reducer != "local") {
+    auto reducer = reach_others(options);
     if (!reducer) return fail(reducer.error());
-    mpi = *std::move(reducer);
-    options.workers = mpi->world();
+    others = *std::move(reducer);
+    options.workers = others->world();
   }
   Status plan = complete_plan(options);
   if (!plan) return fail(plan.error());
-  return mpi ? run_rank(options, *mpi) : run_local(options);
+  return others ? run_rank(options, *others) : run_local(options);
 }
 
 void add_sweep_options(CLI::App& command, PerfOptions& options) {
@@ -369,8 +386,12 @@ void add_service_options(CLI::App& command, PerfOptions& options) {
       ->capture_default_str();
   command
       .add_option("--worker", options.worker,
-                  "service: be this one worker only; default: all, as threads")
-      ->check(CLI::Range(0, 63));
+                  "service, mesh: be this one worker; default with a service: all, as threads")
+      ->check(CLI::Range(0, 255));
+  command
+      .add_option("--peers", options.mesh.peers,
+                  "mesh: host:port of every worker, in the same order everywhere")
+      ->delimiter(',');
   command
       .add_option("--fallback", options.fallback,
                   "service: what to go on with if the server goes; mpi: ranks are the workers")
@@ -400,11 +421,14 @@ void add_perf_command(CLI::App& app, Exit& exit) {
   add_gradient_options(*command, *options);
   command
       ->add_option("--reducer", options->reducer,
-                   "threads of this process, MPI ranks, or an aggregation server")
-      ->check(CLI::IsMember({"local", "mpi", "service"}))
+                   "threads of this process, MPI ranks, processes that connect to each other, or "
+                   "an aggregation server")
+      ->check(CLI::IsMember({"local", "mpi", "mesh", "service"}))
       ->capture_default_str();
   add_service_options(*command, *options);
-  command->add_option("--workers", options->workers, "threads; under MPI the ranks decide")
+  command
+      ->add_option("--workers", options->workers,
+                   "threads; under MPI the ranks decide, in a mesh the peers")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   command

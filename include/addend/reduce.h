@@ -2,12 +2,15 @@
 // Reducers perform one round across workers. They see planes and operations, never a codec.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "addend/access.h"
 #include "addend/plane.h"
@@ -57,6 +60,39 @@ class Reducer {
   /// safe to call where layouts may differ.
   Status agree(std::span<const Claim> claims, Deadline deadline);
   static constexpr std::size_t kMaxClaims = 8;
+
+  // ---- The same in two halves, so that several rounds can be under way: reduce is start and wait,
+  // and what agree compares can travel with the first round of a step. A reducer that does not say
+  // otherwise does all its work in wait, in the order of starts.
+
+  /// Starts to fold a round; its planes are the reducer's until wait has answered for it, or
+  /// abandon has returned. Returns the number to wait for. Workers start the same rounds in the
+  /// same order and may wait for them in any.
+  virtual Result<uint64_t> start(Round& round);
+  /// The same for the first round of a step, with what agree would be asked. A worker that brings
+  /// other claims or planes is kMismatch on all, out of wait.
+  virtual Result<uint64_t> start_step(std::span<const Claim> claims, Round& round);
+  /// Whether the round is folded: true once for each number, false if wake was called first. A
+  /// deadline that passes is kTimeout.
+  virtual Result<bool> wait(uint64_t number, Deadline deadline);
+  /// From any thread: ends the wait under way, or the next one. Reducers that reduce inside wait
+  /// take no notice.
+  virtual void wake() {}
+  /// No plane is touched any more, and nothing works.
+  virtual void abandon() { started_.clear(); }
+
+ private:
+  struct Started {
+    uint64_t number = 0;
+    Round* round = nullptr;
+    bool first = false;  // of a step: agree before it
+    std::size_t claim_count = 0;
+    std::array<Claim, kMaxClaims> claims{};
+    Status status;
+    bool over = false;
+  };
+  std::deque<Started> started_;
+  uint64_t next_number_ = 0;
 };
 
 /// How a local group combines the workers' planes. Sums of floats depend on it in the last bits;
@@ -95,6 +131,30 @@ std::string mpi_library();
 /// if nobody has, and then finalises it when the process exits. Collective. kUnsupported in a build
 /// without MPI.
 Result<std::unique_ptr<Reducer>> create_mpi_reducer();
+
+struct MeshOptions {
+  /// "host:port" of every worker, by number, the same list on all of them. This worker listens at
+  /// its own, the others connect to it.
+  std::vector<std::string> peers;
+  uint32_t worker = 0;
+  /// A listening socket for this worker's address, which the reducer takes over; -1: one is made.
+  int listener = -1;
+  /// At most 32 bytes that only workers of this group know. Connections are neither encrypted nor
+  /// authenticated beyond it: like those of collective libraries, for networks one trusts.
+  std::string token;
+  /// How long to wait for the other workers.
+  std::chrono::milliseconds join_timeout{60000};
+  /// What one network step costs, however small, and what a link carries: rounds up to where one
+  /// step with everyone's bytes beats two steps with a share of them are exchanged.
+  double latency_us = 50;
+  double gbit_per_s = 10;
+};
+
+/// Workers in processes of their own, each connected to each other by TCP (1 to 256). Adds every
+/// operation, in the order of workers: sums of floats are the same bits on all of them and in every
+/// run. Returns when all are connected. Planes of rounds that were started move while somebody
+/// waits.
+Result<std::unique_ptr<Reducer>> create_mesh_reducer(const MeshOptions& options);
 
 struct ServiceReducerOptions {
   ServiceAccess access;

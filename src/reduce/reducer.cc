@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <array>
 #include <cstdio>
+#include <utility>
 
 #include "addend/reduce.h"
 
@@ -48,6 +50,46 @@ Status Reducer::agree(std::span<const Claim> claims, Deadline deadline) {
                                            hex(claims[i].value));
   }
   return {};
+}
+
+Result<uint64_t> Reducer::start(Round& round) {
+  Started started;
+  started.number = next_number_++;
+  started.round = &round;
+  started_.push_back(std::move(started));
+  return started_.back().number;
+}
+
+Result<uint64_t> Reducer::start_step(std::span<const Claim> claims, Round& round) {
+  if (claims.size() > kMaxClaims) {
+    return make_error(Errc::kInvalidArgument, "agree takes at most 8 claims");
+  }
+  const auto number = start(round);
+  started_.back().first = true;
+  started_.back().claim_count = claims.size();
+  std::copy(claims.begin(), claims.end(), started_.back().claims.begin());
+  return number;
+}
+
+Result<bool> Reducer::wait(uint64_t number, Deadline deadline) {
+  for (Started& started : started_) {
+    if (started.number > number) break;
+    if (!started.over) {
+      started.over = true;
+      if (started.first) {
+        started.status = agree(std::span(started.claims).first(started.claim_count), deadline);
+      }
+      if (started.status && started.round->size > 0) {
+        started.status = reduce(*started.round, deadline);
+      }
+    }
+    if (started.number != number) continue;
+    const Status status = started.status;
+    std::erase_if(started_, [&](const Started& one) { return one.number == number; });
+    if (!status) return status.error();
+    return true;
+  }
+  return make_error(Errc::kInvalidArgument, "round " + std::to_string(number) + " is unknown");
 }
 
 }  // namespace addend

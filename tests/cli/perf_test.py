@@ -3,8 +3,10 @@
 """The measuring subcommands of the command line: perf, bench, try, doctor, demo. Usage: perf_test.py PATH_OF_ADDEND"""
 
 import array
+import contextlib
 import json
 import os
+import socket
 import struct
 import subprocess
 import sys
@@ -74,6 +76,21 @@ class PerfTest(AddendTest):
             # Rounding floats adds at most 2^-9 a worker in bfloat16; 4 bits leave about 0.017 of a lone normal gradient.
             self.assertLess(row["nmse"], 0.03 if row["codec"] in LOSSY else 2**-14, row)
         return found
+
+    def test_processes_connect_to_each_other(self):
+        with contextlib.ExitStack() as stack:  # ports that nobody has now
+            sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+            peers = ",".join("127.0.0.1:%d" % one.getsockname()[1] for one in sockets)
+        command = [ADDEND, "perf", "--reducer", "mesh", "--peers", peers, "-b", "64K", "-e", "1M", "-f", "16", "-w", "1", "-n", "2", "--json",
+                   *codec_arguments(CODECS), "--worker"]
+        workers = [subprocess.Popen([*command, str(w)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for w in range(3)]
+        outputs = [worker.communicate(timeout=300) for worker in workers]
+        self.assertEqual([worker.returncode for worker in workers], [0, 0, 0], outputs)
+        rows = json.loads(outputs[0][0])["results"]
+        self.assertEqual([row["wrong"] for row in rows], [0] * 2 * len(CODECS), rows)
+
+    def test_a_mesh_needs_addresses(self):
+        self.assert_refused(addend("perf", "--reducer", "mesh"), "--peers", 1)
 
     def test_pieces_are_right_and_their_bytes_are_counted_together(self):
         size = ("-b", "1M", "-e", "1M", "--workers", 2)

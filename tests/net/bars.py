@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The service's bars on links of 1 Gbit/s, one run, answers checked: four worker namespaces, one link each to the server's, as if the
 server stood in the switch; shown beside it: a server behind one such link, as an ordinary machine is.
-Against Gloo's ring on the same links (needs torch; left out otherwise), and with 1 % loss in both directions.
+Against Gloo's ring on the same links (needs torch; left out otherwise), and with 1 % loss in both directions. Then the mesh, which
+needs no server.
 Usage: bars.py PATH_OF_ADDEND [PYTHON_WITH_TORCH]"""
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import List, Optional
+from typing import Callable, List, Optional
 
 from network import Network, Service, make_key, why_not
 
 WORLD = 4
+DENSITY = 0.05
 SIZE = 64 << 20
 RING = """
 import datetime, sys, time, torch, torch.distributed as dist
@@ -86,17 +88,24 @@ class Bars:
             outputs.append(out)
         return outputs
 
-    def service_seconds(self, codec: str, density: float, size: int = SIZE, piece: int = 0, server: Optional[str] = None) -> float:
+    def perf_seconds(self, codec: str, size: int, piece: int, reducer: Callable[[int], list]) -> float:
         """Density is that of the union: the workers' non-zeros are at the same places."""
         def command(worker: int) -> list:
-            address = server or f"10.77.{worker}.1"
-            return [self.addend, "perf", "--reducer", "service", "--aggregator", f"{address}:7700", "--identity", "lab", "--key",
-                    self.key, "--workers", WORLD, "--worker", worker, "-b", size, "-e", size, "-w", 1, "-n", 9, "-c", codec, "--density",
-                    density, "--overlap", "full", "--values", "integers", "--gbit", 1, "--piece", piece, "--json"]
+            return [self.addend, "perf", "--worker", worker, *reducer(worker), "-b", size, "-e", size, "-w", 1, "-n", 9, "-c", codec,
+                    "--density", DENSITY, "--overlap", "full", "--values", "integers", "--gbit", 1, "--piece", piece, "--json"]
         rows = json.loads(self.all_workers(command)[0])["results"]
         row = next(row for row in rows if row["codec"] == codec)
         assert row["wrong"] == 0
         return row["time_us"] / 1e6
+
+    def service_seconds(self, codec: str, size: int = SIZE, piece: int = 0, server: Optional[str] = None) -> float:
+        return self.perf_seconds(codec, size, piece, lambda worker: [
+            "--reducer", "service", "--aggregator", f"{server or f'10.77.{worker}.1'}:7700", "--identity", "lab", "--key", self.key,
+            "--workers", WORLD])
+
+    def mesh_seconds(self, codec: str, piece: int = 0) -> float:
+        peers = ",".join(f"10.77.{worker}.2:7601" for worker in range(WORLD))
+        return self.perf_seconds(codec, SIZE, piece, lambda worker: ["--reducer", "mesh", "--peers", peers])
 
     def ring_seconds(self, python: str) -> float:
         script = self.folder / "ring.py"
@@ -109,23 +118,31 @@ class Bars:
         self.good = self.good and holds
         print(f"{what:<58} {measured:8.3f}  {'<=' if at_most else '>='} {bar:<5} {'PASS' if holds else 'FAIL'}", flush=True)
 
+    def judge_mesh(self, ring: float) -> None:
+        dense, exact = self.mesh_seconds("dense"), self.mesh_seconds("exact", piece=4 << 20)
+        quant = self.mesh_seconds("quant:carrier=indices", piece=4 << 20)
+        print(f"mesh on the same links: dense {dense:.3f} s, exact {exact:.3f} s, quant with 4-bit indices {quant:.3f} s")
+        self.judge("dense over the mesh / ring", dense / ring, 1.05, at_most=True)
+        self.judge("ring / exact over the mesh", ring / exact, 9, at_most=False)
+        self.judge("ring / quant over the mesh", ring / quant, 4.5, at_most=False)
+
     def run(self, python: Optional[str]) -> bool:
-        free = self.service_seconds("dense", 0.05, 16 << 20)
+        free = self.service_seconds("dense", 16 << 20)
         self.network.drop(10000, self.folder)
-        lossy = self.service_seconds("dense", 0.05, 16 << 20)
+        lossy = self.service_seconds("dense", 16 << 20)
         for worker in range(WORLD):
             for space, device in ((self.network.server_space, f"s{worker}"), (self.network.space(worker), "w")):
                 self.network.inside(space, "ip", "link", "set", "dev", device, "xdpgeneric", "off")
         print(f"links without a limit, 16 MiB: dense {free:.3f} s, with 1 % loss {lossy:.3f} s")
         self.judge("1 % loss both ways: goodput / loss-free goodput", free / lossy, 0.5, at_most=False)
         self.limit_links()
-        dense = self.service_seconds("dense", 0.05)
-        exact = self.service_seconds("exact", 0.05, piece=4 << 20)
+        dense = self.service_seconds("dense")
+        exact = self.service_seconds("exact", piece=4 << 20)
         print(f"1 Gbit/s links, 64 MiB: dense {dense:.3f} s, exact at 5 % union in pieces of 4 MiB {exact:.3f} s")
         self.connect_workers()
         box = self.serve_behind_one_link()
-        lone_dense = self.service_seconds("dense", 0.05, server=box)
-        lone_exact = self.service_seconds("exact", 0.05, piece=4 << 20, server=box)
+        lone_dense = self.service_seconds("dense", server=box)
+        lone_exact = self.service_seconds("exact", piece=4 << 20, server=box)
         print(f"the server behind one such link: dense {lone_dense:.3f} s, exact {lone_exact:.3f} s")
         if python is not None:
             ring = self.ring_seconds(python)
@@ -133,6 +150,7 @@ class Bars:
                   f"ring / exact {ring / lone_exact:.1f}")
             self.judge("dense over the service / ring", dense / ring, 0.8, at_most=True)
             self.judge("ring / exact over the service", ring / exact, 10, at_most=False)
+            self.judge_mesh(ring)
         return self.good
 
 

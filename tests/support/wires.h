@@ -3,12 +3,15 @@
 #pragma once
 
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include "net/descriptor.h"
 
 namespace addend {
 
@@ -41,6 +44,13 @@ class Wires {
   const std::vector<int>& ends(uint32_t rank) const { return ends_[rank]; }
   int bell(uint32_t rank) const { return bells_[rank].ends[0]; }
   int ringer(uint32_t rank) const { return bells_[rank].ends[1]; }
+  /// The same for an owner of its own.
+  std::vector<net::Descriptor> take(uint32_t rank) {
+    std::vector<net::Descriptor> taken;
+    for (int& end : ends_[rank])
+      taken.emplace_back(std::exchange(end, -1));
+    return taken;
+  }
   /// What the system does when a process ends.
   void cut(uint32_t rank) {
     for (int& end : ends_[rank]) {

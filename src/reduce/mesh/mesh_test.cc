@@ -1,0 +1,390 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "reduce/mesh/mesh.h"
+
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include "addend/fold.h"
+#include "tests/support/spawn.h"
+#include "tests/support/wires.h"
+
+namespace addend {
+namespace {
+
+using mesh::MeshReducer;
+using testing_support::far;
+using testing_support::past;
+
+constexpr uint64_t kNever = 0;  // exchanges
+constexpr uint64_t kAlways = uint64_t{1} << 40;
+
+std::unique_ptr<MeshReducer> reducer_of(Wires& wires, uint32_t worker, uint64_t exchange_bytes) {
+  return *MeshReducer::create(wires.take(worker), {worker, exchange_bytes});
+}
+
+void on_all(uint32_t world, uint64_t exchange_bytes,
+            const std::function<void(MeshReducer&)>& body) {
+  Wires wires(world);
+  wires.on_all([&](uint32_t w) { body(*reducer_of(wires, w, exchange_bytes)); });
+}
+
+std::vector<uint8_t> bytes(uint64_t seed, std::size_t count) {
+  std::mt19937_64 random(seed);
+  std::vector<uint8_t> made(count);
+  for (uint8_t& byte : made)
+    byte = static_cast<uint8_t>(random());
+  return made;
+}
+
+/// Planes of one worker with their memory, and what their sums must be.
+struct Case {
+  Case(Op op_, uint64_t lanes_, uint32_t world, uint32_t worker, uint64_t seed)
+      : op(op_), lanes(lanes_), table(bytes(77, 32)), sums(op_sum_bytes(op, lanes), 0xff) {
+    const auto lanes_of = [&](uint32_t w) { return bytes(seed * 100 + w, op_bytes(op, lanes)); };
+    expected = lanes_of(0);
+    if (is_table_sum(op)) expected.assign(op_sum_bytes(op, lanes), 0);
+    for (uint32_t w = 0; w < world; ++w) {
+      const auto given = lanes_of(w);
+      if (is_table_sum(op)) {
+        fold_table(op, expected.data(), given.data(), table.data(), lanes);
+      } else if (w > 0) {
+        fold(op, expected.data(), given.data(), lanes);
+      }
+    }
+    data = lanes_of(worker);
+    round.add(plane());
+  }
+  Plane plane() { return {op, lanes, data.data(), table.data(), sums.data()}; }
+  bool right() const { return (is_table_sum(op) ? sums : data) == expected; }
+
+  Op op;
+  uint64_t lanes;
+  std::vector<uint8_t> table, data, sums, expected;
+  Round round;
+};
+
+TEST(MeshReducer, FoldsEveryOperationOverAllWorkersBothWays) {
+  for (const uint64_t way : {kNever, kAlways}) {
+    for (const uint32_t world : {1u, 2u, 3u, 7u}) {
+      on_all(world, way, [&](MeshReducer& reducer) {
+        for (std::size_t op = 0; op < kOpCount; ++op) {
+          for (const uint64_t lanes : {0ull, 1ull, 15ull, 1000ull, 20'011ull}) {
+            Case one(static_cast<Op>(op), lanes, world, reducer.worker(), op + lanes);
+            ASSERT_TRUE(reducer.reduce(one.round, far()));
+            ASSERT_TRUE(one.right()) << op_name(one.op) << " " << lanes << " of " << world;
+          }
+        }
+      });
+    }
+  }
+}
+
+TEST(MeshReducer, RoundsLargerThanSocketBuffersOverlapAndEndInAnyOrder) {
+  for (const uint64_t way : {kNever, kAlways}) {
+    on_all(3, way, [&](MeshReducer& reducer) {
+      std::vector<std::unique_ptr<Case>> cases;
+      std::vector<uint64_t> numbers;
+      for (uint64_t i = 0; i < 5; ++i) {
+        cases.push_back(std::make_unique<Case>(Op::kSumI32, 400'000, 3, reducer.worker(), i));
+        const auto number = reducer.start(cases.back()->round);
+        ASSERT_TRUE(number);
+        numbers.push_back(*number);
+      }
+      for (const std::size_t i : {4u, 0u, 2u, 3u, 1u}) {
+        ASSERT_TRUE(*reducer.wait(numbers[i], far()));
+        EXPECT_TRUE(cases[i]->right());
+        EXPECT_FALSE(reducer.wait(numbers[i], far())) << "once for each number";
+      }
+    });
+  }
+}
+
+// One worker starts everything before it waits, another waits for each: the first one's lanes of
+// later rounds stand before what the second waits for.
+TEST(MeshReducer, WorkersMayRunAheadOfEachOther) {
+  for (const uint64_t way : {kNever, kAlways}) {
+    on_all(3, way, [&](MeshReducer& reducer) {
+      std::vector<std::unique_ptr<Case>> cases;
+      std::vector<uint64_t> numbers;
+      const bool eager = reducer.worker() == 0;
+      const auto finish = [&](std::size_t i) {
+        ASSERT_TRUE(*reducer.wait(numbers[i], far()));
+        EXPECT_TRUE(cases[i]->right());
+      };
+      for (uint64_t i = 0; i < 6; ++i) {
+        cases.push_back(std::make_unique<Case>(Op::kOrU64, 100'000, 3, reducer.worker(), i));
+        numbers.push_back(*reducer.start(cases.back()->round));
+        if (!eager) finish(i);
+      }
+      for (std::size_t i = 0; eager && i < 6; ++i)
+        finish(i);
+    });
+  }
+}
+
+TEST(MeshReducer, SeveralPlanesTravelInOneRound) {
+  for (const uint64_t way : {kNever, kAlways}) {
+    on_all(4, way, [&](MeshReducer& reducer) {
+      Case a(Op::kMaxU32, 999, 4, reducer.worker(), 1),
+          b(Op::kTableSumU8, 777, 4, reducer.worker(), 2),
+          c(Op::kSumF32, 5, 4, reducer.worker(), 3);
+      Round round;
+      for (Case* one : {&a, &b, &c})
+        round.add(one->plane());
+      ASSERT_TRUE(reducer.reduce(round, far()));
+      EXPECT_TRUE(a.right() && b.right() && c.right());
+    });
+  }
+}
+
+TEST(MeshReducer, OtherShapesAreANamedErrorOnEveryWorkerAndTheGroupLivesOn) {
+  for (const uint64_t way : {kNever, kAlways}) {
+    std::atomic<int> mismatches{0}, successes{0};
+    on_all(3, way, [&](MeshReducer& reducer) {
+      const uint32_t w = reducer.worker();
+      std::vector<uint64_t> lanes(80'000, w);
+      Round round;
+      round.add({Op::kSumI64, w == 1 ? 40'000u : 80'000u, lanes.data(), nullptr, nullptr});
+      const Status status = reducer.reduce(round, far());
+      ASSERT_FALSE(status);
+      EXPECT_EQ(status.error().code, Errc::kMismatch) << status.error().message;
+      EXPECT_NE(status.error().message.find("worker 1"), std::string::npos);
+      EXPECT_EQ(lanes, std::vector<uint64_t>(80'000, w)) << "planes must be untouched";
+      ++mismatches;
+      Round again;
+      again.add({Op::kSumI64, 80'000, lanes.data(), nullptr, nullptr});
+      successes += reducer.reduce(again, far()) ? 1 : 0;
+      EXPECT_EQ(lanes[7], 3u);
+    });
+    EXPECT_EQ(mismatches, 3);
+    EXPECT_EQ(successes, 3);
+  }
+}
+
+TEST(MeshReducer, OtherTablesAreAMismatch) {
+  on_all(2, kAlways, [&](MeshReducer& reducer) {
+    Case one(Op::kTableSumU16, 100, 2, reducer.worker(), 1);
+    one.table[5] = static_cast<uint8_t>(reducer.worker());
+    EXPECT_EQ(reducer.reduce(one.round, far()).error().code, Errc::kMismatch);
+  });
+}
+
+TEST(MeshReducer, ClaimsTravelWithTheFirstRoundAndADifferenceIsNamed) {
+  for (const uint64_t way : {kNever, kAlways}) {
+    std::atomic<int> same{0}, different{0};
+    on_all(3, way, [&](MeshReducer& reducer) {
+      const uint32_t w = reducer.worker();
+      Case one(Op::kSumI32, 5000, 3, w, 1), other(Op::kSumI32, w == 2 ? 1 : 5000, 3, w, 2);
+      const Reducer::Claim claims[] = {{"the plan", 1}, {"the order", 5}};
+      same += *reducer.wait(*reducer.start_step(claims, one.round), far()) && one.right() ? 1 : 0;
+      const Reducer::Claim mine[] = {{"the plan", 1}, {"the order", w == 2 ? 6u : 5u}};
+      const auto got = reducer.wait(*reducer.start_step(mine, other.round), far());
+      ASSERT_FALSE(got);
+      EXPECT_NE(got.error().message.find("the order"), std::string::npos) << got.error().message;
+      different += got.error().code == Errc::kMismatch ? 1 : 0;
+    });
+    EXPECT_EQ(same, 3);
+    EXPECT_EQ(different, 3);
+  }
+}
+
+TEST(MeshReducer, NamesALostWorkerAndStaysBroken) {
+  Wires wires(3);
+  const auto reducer = reducer_of(wires, 0, kAlways);
+  const auto other = reducer_of(wires, 1, kAlways);
+  Case one(Op::kSumI32, 100, 3, 0, 1), two(Op::kSumI32, 100, 3, 1, 1);
+  const uint64_t number = *reducer->start(one.round);
+  ASSERT_TRUE(other->start(two.round));
+  reducer_of(wires, 2, kAlways).reset();
+  const auto waited = reducer->wait(number, far());
+  ASSERT_FALSE(waited);
+  EXPECT_EQ(waited.error().code, Errc::kUnavailable);
+  EXPECT_NE(waited.error().message.find("worker 2"), std::string::npos) << waited.error().message;
+  EXPECT_FALSE(reducer->start(one.round));
+}
+
+TEST(MeshReducer, ALostWorkerFailsOnlyRoundsThatNeedIt) {
+  Wires wires(2);
+  const auto a = reducer_of(wires, 0, kNever);
+  auto b = reducer_of(wires, 1, kNever);
+  Case one(Op::kSumI32, 100, 2, 0, 1), two(Op::kSumI32, 100, 2, 0, 2),
+      other(Op::kSumI32, 100, 2, 1, 1);
+  const uint64_t first = *a->start(one.round), second = *a->start(two.round);
+  std::thread worker([&] {
+    EXPECT_TRUE(b->reduce(other.round, far()));
+    b.reset();
+  });
+  EXPECT_TRUE(*a->wait(first, far()));
+  EXPECT_TRUE(one.right());
+  EXPECT_EQ(a->wait(second, far()).error().code, Errc::kUnavailable);
+  worker.join();
+}
+
+TEST(MeshReducer, AWorkerThatHasItsSumsMayGo) {
+  on_all(3, kNever, [](MeshReducer& reducer) {
+    Case one(Op::kSumI32, 300'000, 3, reducer.worker(), 1);
+    ASSERT_TRUE(reducer.reduce(one.round, far()));
+    EXPECT_TRUE(one.right());
+  });  // whoever ends first closes its sockets
+}
+
+TEST(MeshReducer, AMissingWorkerIsNamedWhenTheDeadlinePasses) {
+  Wires wires(3);
+  const auto a = reducer_of(wires, 0, kAlways), b = reducer_of(wires, 1, kAlways);
+  Case one(Op::kSumI32, 10, 3, 0, 1), two(Op::kSumI32, 10, 3, 1, 1);
+  ASSERT_TRUE(b->start(two.round));
+  const Status status = a->reduce(one.round, past());
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().code, Errc::kTimeout);
+  EXPECT_NE(status.error().message.find("workers: 2"), std::string::npos) << status.error().message;
+}
+
+TEST(MeshReducer, WakeEndsAWaitFromAnotherThread) {
+  Wires wires(2);
+  const auto reducer = reducer_of(wires, 0, kAlways);
+  Case one(Op::kSumI32, 10, 2, 0, 1);
+  const uint64_t number = *reducer->start(one.round);
+  std::thread other([&] { reducer->wake(); });
+  EXPECT_FALSE(*reducer->wait(number, far()));
+  other.join();
+}
+
+TEST(MeshReducer, AbandonedPlanesAreNotTouched) {
+  Wires wires(2);
+  const auto a = reducer_of(wires, 0, kNever), b = reducer_of(wires, 1, kNever);
+  Case one(Op::kSumI32, 100'000, 2, 0, 1), two(Op::kSumI32, 100'000, 2, 1, 1);
+  const auto before = one.data;
+  ASSERT_TRUE(a->start(one.round));
+  a->abandon();
+  EXPECT_EQ(one.data, before);
+  EXPECT_FALSE(a->start(one.round));
+  EXPECT_EQ(b->reduce(two.round, far()).error().code, Errc::kUnavailable) << "the others are told";
+}
+
+TEST(MeshReducer, RefusesWhatIsNoRound) {
+  Wires wires(2);
+  const auto noise = bytes(3, 96);
+  ASSERT_EQ(send(wires.ends(1)[0], noise.data(), noise.size(), 0), 96);
+  const auto reducer = reducer_of(wires, 0, kAlways);
+  Case one(Op::kSumI32, 10, 2, 0, 1);
+  const Status status = reducer->reduce(one.round, far());
+  ASSERT_FALSE(status);
+  EXPECT_NE(status.error().message.find("worker 1"), std::string::npos);
+}
+
+// ---- rendezvous
+
+struct Listener {
+  Listener() : socket(::socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(address);
+    EXPECT_EQ(bind(socket, reinterpret_cast<sockaddr*>(&address), size), 0);
+    EXPECT_EQ(listen(socket, 64), 0);
+    EXPECT_EQ(getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size), 0);
+    port = ntohs(address.sin_port);
+  }
+  int socket;
+  uint16_t port = 0;
+};
+
+std::vector<MeshOptions> meshes(uint32_t world) {
+  std::vector<MeshOptions> made(world);
+  for (uint32_t w = 0; w < world; ++w) {
+    const Listener listener;
+    made[w].worker = w;
+    made[w].listener = listener.socket;
+    for (MeshOptions& options : made)
+      options.peers.push_back("127.0.0.1:" + std::to_string(listener.port));
+  }
+  return made;
+}
+
+void meet_all(const std::vector<MeshOptions>& all,
+              const std::function<void(uint32_t, Result<std::unique_ptr<Reducer>>)>& body) {
+  std::vector<std::thread> threads;
+  for (uint32_t w = 0; w < all.size(); ++w)
+    threads.emplace_back([&, w] { body(w, create_mesh_reducer(all[w])); });
+  for (std::thread& thread : threads)
+    thread.join();
+}
+
+TEST(MeshRendezvous, WorkersThatKnowEachOthersAddressesGetAReducer) {
+  for (const uint32_t world : {1u, 2u, 5u}) {
+    auto all = meshes(world);
+    for (MeshOptions& options : all)
+      options.token = "only us";
+    meet_all(all, [&](uint32_t w, Result<std::unique_ptr<Reducer>> reducer) {
+      ASSERT_TRUE(reducer) << reducer.error().message;
+      for (const uint64_t lanes : {10u, 300'000u}) {
+        Case one(Op::kSumI32, lanes, world, w, lanes);
+        ASSERT_TRUE((*reducer)->reduce(one.round, far()));
+        EXPECT_TRUE(one.right());
+      }
+    });
+  }
+}
+
+TEST(MeshRendezvous, StrangersAreDroppedAndNobodyWaitsForThem) {
+  const auto all = meshes(3);
+  std::vector<net::Descriptor> strangers;
+  for (int i = 0; i < 20; ++i) {
+    strangers.emplace_back(socket(AF_INET, SOCK_STREAM, 0));
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    to.sin_port = htons(static_cast<uint16_t>(std::stoi(all[0].peers[0].substr(10))));
+    ASSERT_EQ(connect(strangers.back().get(), reinterpret_cast<sockaddr*>(&to), sizeof(to)), 0);
+    const auto noise = bytes(static_cast<uint64_t>(i), 64);
+    const std::size_t said = i % 2 == 0 ? 64 : 0;
+    ASSERT_EQ(send(strangers.back().get(), noise.data(), said, 0), static_cast<ssize_t>(said));
+  }
+  meet_all(all, [&](uint32_t, Result<std::unique_ptr<Reducer>> reducer) { EXPECT_TRUE(reducer); });
+}
+
+TEST(MeshRendezvous, AMissingWorkerIsNamed) {
+  auto all = meshes(2);
+  all[1].join_timeout = std::chrono::milliseconds(1);
+  const auto reducer = create_mesh_reducer(all[1]);
+  ASSERT_FALSE(reducer);
+  EXPECT_EQ(reducer.error().code, Errc::kTimeout);
+  EXPECT_NE(reducer.error().message.find("worker 0"), std::string::npos);
+}
+
+TEST(MeshRendezvous, OtherTokensAndListsDoNotMeet) {
+  auto all = meshes(2);
+  all[1].token = "not ours";
+  for (MeshOptions& options : all)
+    options.join_timeout = std::chrono::milliseconds(300);
+  meet_all(all, [](uint32_t, Result<std::unique_ptr<Reducer>> reducer) {
+    ASSERT_FALSE(reducer);
+    EXPECT_EQ(reducer.error().code, Errc::kTimeout);
+  });
+}
+
+TEST(MeshRendezvous, RefusesBadArguments) {
+  MeshOptions options;
+  EXPECT_FALSE(create_mesh_reducer(options));
+  options.peers = {"127.0.0.1:1", "127.0.0.1:2"};
+  options.worker = 2;
+  EXPECT_EQ(create_mesh_reducer(options).error().code, Errc::kInvalidArgument);
+  options.worker = 0;
+  options.token = std::string(33, 'x');
+  EXPECT_EQ(create_mesh_reducer(options).error().code, Errc::kInvalidArgument);
+  options.token.clear();
+  options.peers[0] = "nonsense";
+  EXPECT_FALSE(create_mesh_reducer(options));
+}
+
+}  // namespace
+}  // namespace addend

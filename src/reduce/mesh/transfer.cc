@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "reduce/mesh/transfer.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "addend/fold.h"
+#include "base/bits.h"
+#include "wire/hash.h"
+
+namespace addend::mesh {
+namespace {
+
+// Segments begin at multiples of this many lanes, so on whole bytes and words of any operation.
+constexpr uint64_t kLaneAlign = 16;
+constexpr uint64_t kByteAlign = 64;
+constexpr std::size_t kTableEntries = 16;
+
+uint64_t aligned(uint64_t bytes) { return ceil_div(bytes, kByteAlign) * kByteAlign; }
+
+uint8_t* lanes_at(const Plane& plane, uint64_t lane) {
+  return static_cast<uint8_t*>(plane.data) + op_bytes(plane.op, lane);
+}
+uint8_t* sums_at(const Plane& plane, uint64_t lane) {
+  void* sums = is_table_sum(plane.op) ? plane.sums : plane.data;
+  return static_cast<uint8_t*>(sums) + op_sum_bytes(plane.op, lane);
+}
+
+uint64_t hash_of_table(const Plane& plane) {
+  const std::size_t width = plane.op == Op::kTableSumU8 ? 1 : 2;
+  const auto* table = static_cast<const uint8_t*>(plane.table);
+  uint64_t hash = 0;
+  for (std::size_t i = 0; i < kTableEntries * width; ++i)
+    hash = addend_random(hash, table[i]);
+  return hash;
+}
+
+}  // namespace
+
+Transfer::Segment Transfer::segment(const Plane& plane, uint32_t worker) const {
+  if (way_ == Way::kExchange) return {0, plane.lanes};
+  const uint64_t share = ceil_div(plane.lanes, kLaneAlign * world_) * kLaneAlign;
+  const uint64_t begin = std::min(share * worker, plane.lanes);
+  return {begin, std::min(share, plane.lanes - begin)};
+}
+
+uint64_t Transfer::hash_of_round() const {
+  uint64_t hash = addend_random(round_.size, static_cast<uint64_t>(way_));
+  for (const Plane& plane : round_) {
+    hash = addend_random(hash, static_cast<uint64_t>(plane.op));
+    hash = addend_random(hash, plane.lanes);
+    if (is_table_sum(plane.op)) hash = addend_random(hash, hash_of_table(plane));
+  }
+  return hash;
+}
+
+Status Transfer::begin(uint64_t number, const Round& round, Way way, uint32_t world,
+                       uint32_t worker) {
+  number_ = number;
+  round_ = round;
+  way_ = way;
+  world_ = world;
+  worker_ = worker;
+  shape_ = hash_of_round();
+  share_bytes_ = 0;
+  for (const Plane& plane : round_)
+    share_bytes_ += aligned(op_bytes(plane.op, segment(plane, worker).lanes));
+  ADDEND_TRY(received_.reserve(share_bytes_ * (world - 1)));
+  got_share_.assign(world, false);
+  got_sums_.assign(world, false);
+  sources_.resize(world);
+  shares_ = unsent_ = world - 1;
+  sums_ = way == Way::kScatter ? world - 1 : 0;
+  claim_count_ = 0;
+  folded_ = false;
+  refused_.reset();
+  return {};
+}
+
+void Transfer::claim(std::span<const Reducer::Claim> claims) {
+  claim_count_ = claims.size();
+  std::copy(claims.begin(), claims.end(), claims_.begin());
+}
+
+Frame Transfer::frame(Kind kind, uint64_t length) const {
+  Frame frame;
+  frame.kind = kind;
+  frame.round = number_;
+  frame.shape = shape_;
+  frame.length = length;
+  for (std::size_t i = 0; i < claim_count_; ++i)
+    frame.claims[i] = claims_[i].value;
+  return frame;
+}
+
+bool Transfer::expects(Kind kind, uint32_t from) const {
+  if (kind == Kind::kShare) return !got_share_[from];
+  return way_ == Way::kScatter && !got_sums_[from] && (kind == Kind::kRefusal || !refused_);
+}
+
+bool Transfer::waits_for(uint32_t from) const {
+  return from != worker_ && (!got_share_[from] || (sums_ > 0 && !got_sums_[from]));
+}
+
+void Transfer::arrived(Kind kind, uint32_t from) {
+  (kind == Kind::kShare ? got_share_ : got_sums_)[from] = true;
+  --(kind == Kind::kShare ? shares_ : sums_);
+  if (kind == Kind::kRefusal && !refused_) {
+    // Until we see for ourselves who brought what: then that is said instead.
+    refused_ = make_error(Errc::kMismatch, "worker " + std::to_string(from) + " refused a round");
+  }
+}
+
+// Claims come first: they say in a caller's words why the planes may differ.
+bool Transfer::accepts(uint32_t from, const Frame& frame) {
+  const Frame own = this->frame(Kind::kShare, 0);
+  for (std::size_t i = 0; i < std::size(own.claims); ++i) {
+    if (frame.claims[i] == own.claims[i]) continue;
+    const std::string what = i < claim_count_ ? claims_[i].what : "whether a step begins";
+    refused_ = make_error(Errc::kMismatch,
+                          "workers differ in " + what + "; worker " + std::to_string(from) +
+                              " has " + std::to_string(frame.claims[i]) + ", worker " +
+                              std::to_string(worker_) + " has " + std::to_string(own.claims[i]));
+    return false;
+  }
+  if (frame.shape == shape_) return true;
+  refused_ = make_error(Errc::kMismatch, "worker " + std::to_string(from) +
+                                             " brings planes of another shape than worker " +
+                                             std::to_string(worker_));
+  return false;
+}
+
+std::optional<Kind> Transfer::fold_if_ready() {
+  // In an exchange all of our lanes are sent from where the sums go.
+  if (folded_ || shares_ > 0 || (way_ == Way::kExchange && unsent_ > 0)) return {};
+  folded_ = true;
+  if (!refused_) fold_share();
+  if (way_ == Way::kExchange) return {};
+  unsent_ += world_ - 1;
+  return refused_ ? Kind::kRefusal : Kind::kSums;
+}
+
+uint8_t* Transfer::received(uint32_t from) {
+  return received_.as<uint8_t>() + share_bytes_ * (from - (from > worker_ ? 1 : 0));
+}
+
+void Transfer::lay_out(Kind kind, uint32_t from, uint32_t to, Parts& parts) {
+  if (kind == Kind::kRefusal) return;
+  uint8_t* at = from == worker_ ? nullptr : received(from);
+  for (const Plane& plane : round_) {
+    const Segment lanes = segment(plane, kind == Kind::kShare ? to : from);
+    if (kind == Kind::kSums) {
+      parts.add(sums_at(plane, lanes.begin), op_sum_bytes(plane.op, lanes.lanes));
+      continue;
+    }
+    const uint64_t bytes = op_bytes(plane.op, lanes.lanes);
+    if (from == worker_) {
+      parts.add(lanes_at(plane, lanes.begin), bytes);
+    } else {
+      parts.add(at, bytes);
+      at += aligned(bytes);
+    }
+  }
+}
+
+// Adds all sources to the first one, a few lanes of everybody at a time: they stay in the cache.
+void Transfer::fold_sources(Op op, uint64_t lanes) {
+  constexpr uint64_t kBlockLanes = 8192;
+  for (uint64_t begin = 0; begin < lanes; begin += kBlockLanes) {
+    const uint64_t at = op_bytes(op, begin);
+    for (uint32_t w = 1; w < world_; ++w)
+      fold(op, sources_[0] + at, sources_[w] + at, std::min(kBlockLanes, lanes - begin));
+  }
+}
+
+void Transfer::fold_share() {
+  for (uint32_t w = 0; w < world_; ++w) {
+    if (w != worker_) sources_[w] = received(w);
+  }
+  for (const Plane& plane : round_) {
+    const Segment share = segment(plane, worker_);
+    const uint64_t bytes = op_bytes(plane.op, share.lanes);
+    uint8_t* sum = sums_at(plane, share.begin);
+    sources_[worker_] = lanes_at(plane, share.begin);
+    if (share.lanes > 0 && is_table_sum(plane.op)) {
+      std::memset(sum, 0, op_sum_bytes(plane.op, share.lanes));
+      fold_tables(plane.op, sum, sources_.data(), world_, plane.table, share.lanes);
+    } else if (share.lanes > 0) {
+      fold_sources(plane.op, share.lanes);
+      if (sources_[0] != sum) std::memcpy(sum, sources_[0], bytes);
+    }
+    for (uint32_t w = 0; w < world_; ++w) {
+      if (w != worker_) sources_[w] += aligned(bytes);
+    }
+  }
+}
+
+}  // namespace addend::mesh
