@@ -2,13 +2,18 @@
 #include "addend/pipeline.h"
 
 #include <atomic>
+#include <condition_variable>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "reduce/mesh/mesh.h"
 #include "tests/support/spawn.h"
+#include "tests/support/wires.h"
 #include "wire/hash.h"
 
 namespace addend {
@@ -48,31 +53,114 @@ std::vector<float> sum_of(uint32_t world, uint64_t bucket, uint64_t count) {
   return sum;
 }
 
-TEST(Pipeline, ManyBucketsInFlightOverManyStepsSumExactly) {
-  constexpr uint32_t kWorld = 4;
+void run_many_buckets(uint32_t world, uint32_t w, Reducer& reducer) {
   const char* specs[] = {"exact", "dense", "exact:mode=sketch", "exact:mode=two-level",
                          "exact:values=reproducible"};
-  spawn_workers(kWorld, {FoldOrder::kPermuted, 1}, [&](uint32_t w, Reducer& reducer) {
-    auto pipeline = create_pipeline(reducer, {3, std::chrono::minutes(5)});
-    ASSERT_TRUE(pipeline);
-    std::vector<std::unique_ptr<Codec>> codecs;
+  auto pipeline = create_pipeline(reducer, {3, std::chrono::minutes(5)});
+  ASSERT_TRUE(pipeline);
+  std::vector<std::unique_ptr<Codec>> codecs;
+  for (uint64_t b = 0; b < 10; ++b)
+    codecs.push_back(make_codec(specs[b % 5], b * 997, world, b, w));
+  for (int step = 0; step < 5; ++step) {
+    std::vector<std::vector<float>> gradients;
+    std::vector<Ticket> tickets;
     for (uint64_t b = 0; b < 10; ++b)
-      codecs.push_back(make_codec(specs[b % 5], b * 997, kWorld, b, w));
-    for (int step = 0; step < 5; ++step) {
-      std::vector<std::vector<float>> gradients;
-      std::vector<Ticket> tickets;
-      for (uint64_t b = 0; b < 10; ++b)
-        gradients.push_back(gradient_of(w, b, b * 997));
-      for (uint64_t b = 0; b < 10; ++b) {
-        const auto ticket = (*pipeline)->submit(*codecs[b], gradients[b].data());
-        ASSERT_TRUE(ticket);
-        tickets.push_back(*ticket);
-      }
-      for (uint64_t b = 10; b-- > 0;) {  // waiting in another order than submitting is fine
-        const Status status = (*pipeline)->wait(tickets[b]);
-        ASSERT_TRUE(status) << status.error().message;
-        ASSERT_EQ(gradients[b], sum_of(kWorld, b, b * 997)) << "bucket " << b << " step " << step;
-      }
+      gradients.push_back(gradient_of(w, b, b * 997));
+    for (uint64_t b = 0; b < 10; ++b) {
+      const auto ticket = (*pipeline)->submit(*codecs[b], gradients[b].data());
+      ASSERT_TRUE(ticket);
+      tickets.push_back(*ticket);
+    }
+    for (uint64_t b = 10; b-- > 0;) {  // waiting in another order than submitting is fine
+      const Status status = (*pipeline)->wait(tickets[b]);
+      ASSERT_TRUE(status) << status.error().message;
+      ASSERT_EQ(gradients[b], sum_of(world, b, b * 997)) << "bucket " << b << " step " << step;
+    }
+  }
+}
+
+TEST(Pipeline, ManyBucketsInFlightOverManyStepsSumExactly) {
+  spawn_workers(4, {FoldOrder::kPermuted, 1},
+                [&](uint32_t w, Reducer& reducer) { run_many_buckets(4, w, reducer); });
+}
+
+TEST(Pipeline, TheSameOverAMeshWhereBucketsOverlap) {
+  for (const uint64_t exchange_bytes : {0, 1000}) {
+    Wires wires(4);
+    wires.on_all([&](uint32_t w) {
+      const auto reducer = *mesh::MeshReducer::create(wires.take(w), {w, exchange_bytes});
+      run_many_buckets(4, w, *reducer);
+    });
+  }
+}
+
+// One worker's reducer, on which a round ends only when another one has been started.
+class OverlappingReducer final : public Reducer {
+ public:
+  uint32_t world() const override { return 1; }
+  uint32_t worker() const override { return 0; }
+  Status reduce(Round&, Deadline) override { return {}; }
+  Result<uint64_t> start(Round&) override {
+    const std::lock_guard lock(mutex_);
+    return started_++;
+  }
+  Result<uint64_t> start_step(std::span<const Claim>, Round& round) override {
+    return start(round);
+  }
+  Result<bool> wait(uint64_t number, Deadline) override {
+    std::unique_lock lock(mutex_);
+    // The last one that the test submits has nobody behind it.
+    if (number + 1 < started_ || number + 1 == kBuckets) return true;
+    woken_.wait(lock, [&] { return std::exchange(wake_, false); });
+    return false;
+  }
+  void wake() override {
+    const std::lock_guard lock(mutex_);
+    wake_ = true;
+    woken_.notify_all();
+  }
+  static constexpr uint64_t kBuckets = 5;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable woken_;
+  bool wake_ = false;
+  uint64_t started_ = 0;
+};
+
+TEST(Pipeline, ABucketStartsWhenTheLastRoundOfTheOneBeforeItIsSent) {
+  OverlappingReducer reducer;
+  auto pipeline = create_pipeline(reducer, {OverlappingReducer::kBuckets, std::chrono::hours(1)});
+  std::vector<std::unique_ptr<Codec>> codecs;
+  std::vector<float> gradient(100, 1.0f);
+  std::vector<Ticket> tickets;
+  for (uint64_t b = 0; b < OverlappingReducer::kBuckets; ++b) {
+    codecs.push_back(make_codec("dense", 100, 1, b, 0));
+    tickets.push_back(*(*pipeline)->submit(*codecs.back(), gradient.data()));
+  }
+  for (const Ticket ticket : tickets)
+    EXPECT_TRUE((*pipeline)->wait(ticket));
+}
+
+TEST(Pipeline, AFailureWithLaterRoundsUnderWayEndsEveryBucketAndLeavesGradientsAlone) {
+  Wires wires(3);
+  wires.on_all([&](uint32_t w) {
+    const auto reducer = *mesh::MeshReducer::create(wires.take(w), {w, 0});
+    auto pipeline = create_pipeline(*reducer);
+    std::vector<std::unique_ptr<Codec>> codecs;
+    std::vector<std::vector<float>> gradients(4, std::vector<float>(50'000, 1.0f));
+    std::vector<Ticket> tickets;
+    for (uint64_t b = 0; b < 4; ++b) {
+      // Worker 1 has another plan for the second bucket.
+      codecs.push_back(make_codec(b == 1 && w == 1 ? "exact" : "dense", 50'000, 3, b, w));
+      tickets.push_back(*(*pipeline)->submit(*codecs.back(), gradients[b].data()));
+    }
+    EXPECT_TRUE((*pipeline)->wait(tickets[0]));
+    for (uint64_t b = 1; b < 4; ++b) {
+      const Status status = (*pipeline)->wait(tickets[b]);
+      ASSERT_FALSE(status);
+      EXPECT_EQ(status.error().code, Errc::kMismatch) << status.error().message;
+      EXPECT_EQ(gradients[b], std::vector<float>(50'000, 1.0f));
     }
   });
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A first-in first-out hand-over between two threads.
+// A hand-over between two threads, first in first out.
 #pragma once
 
 #include <condition_variable>
@@ -16,6 +16,13 @@ class Queue {
   void push(T item) {
     const std::lock_guard lock(mutex_);
     items_.push_back(std::move(item));
+    changed_.notify_one();
+  }
+
+  /// To be taken next.
+  void push_front(T item) {
+    const std::lock_guard lock(mutex_);
+    items_.push_front(std::move(item));
     changed_.notify_one();
   }
 
