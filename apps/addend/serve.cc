@@ -23,14 +23,11 @@ constexpr const char* kFooter =
     "'default' has the key of --key; UDP takes the ports behind --port, and /metrics and a page "
     "are\n"
     "at 127.0.0.1, 80 ports above it.\n"
-    "SIGTERM and SIGINT end the server and leave jobs as they are: workers wait for the next one "
-    "and\n"
-    "go on. Jobs that 'addend job create' made are still there then if --state-dir keeps them. "
-    "With\n"
-    "drain_s in the file, jobs end: no new workers, then out when the last one has left or time "
-    "is\n"
-    "up; a second signal ends at once. SIGHUP reads the files again: tenants, keys, limits,\n"
-    "certificates. A mistake in them is logged, and all stays as it was.\n\n"
+    "SIGTERM and SIGINT end the server and leave jobs as they are: workers wait for the next one\n"
+    "and go on. --state-dir keeps the jobs that 'addend job create' made. With drain_s in the\n"
+    "file, jobs end: no new workers, then out when the last one has left or time is up; a second\n"
+    "signal ends at once. SIGHUP reads the files again: tenants, keys, limits, certificates. A\n"
+    "mistake in them is logged, and all stays as it was.\n\n"
     "Examples:\n"
     "  addend keygen lab.key && addend serve --key lab.key\n"
     "  addend serve --config /etc/addend/serve.toml --state-dir /var/lib/addend\n";
@@ -133,8 +130,9 @@ sigset_t block_signals() {
   return signals;
 }
 
-void stop(Server& server, const ServeConfig& config, const sigset_t& signals, const LogSink& log) {
-  // The second one has its usual effect.
+void stop(Server& server, const ServeConfig& config, sigset_t signals, const LogSink& log) {
+  // The second one has its usual effect. A reload comes too late.
+  sigdelset(&signals, SIGHUP);
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
   if (config.drain_s == 0) return log(LogLevel::kInfo, "stopping: jobs may go on", {});
   server.drain(std::chrono::milliseconds(static_cast<int64_t>(config.drain_s * 1000)));

@@ -160,7 +160,10 @@ class RunningServer final : public Server {
 
   Status reload(const ServerOptions& options) override {
     ADDEND_TRY(check(options));
-    return control_->reload(control_options(options, {}), options.tenants);
+    ADDEND_TRY(control_->reload(control_options(options, {}), options.tenants));
+    // From here on all is as it was asked for.
+    ask<bool>([](Registry&) { return true; });
+    return {};
   }
 
   void drain(std::chrono::milliseconds patience) override {
