@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs come and go; the server's memory must not grow. Goes on for ADDEND_SOAK_SECONDS (20), until ADDEND_SOAK_JOBS (0) jobs are
-done and until the server has received ADDEND_SOAK_PACKETS (0), whichever comes last; says how far it is every half minute.
+"""Jobs come and go, steps go on and on; neither the server's nor a worker's memory may grow. Jobs come for ADDEND_SOAK_SECONDS
+(20), until ADDEND_SOAK_JOBS (0) of them are done and until the server has received ADDEND_SOAK_PACKETS (0), whichever comes last;
+says how far it is every half minute.
 Usage: soak_test.py PATH_OF_ADDEND"""
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ MIB = 1 << 20
 WORKERS, SIZE = 4, 256 << 10
 SMALL, LARGE = 64, 1408  # bytes of a frame's lanes: most jobs have many small frames, some have large ones
 PROGRESS_S = 30
+FEW, MANY = 200, 1200  # steps
 
 
 class SoakTest(unittest.TestCase):
@@ -86,6 +88,40 @@ class SoakTest(unittest.TestCase):
         print(f"{jobs} jobs, {packets:.0f} packets, memory {before / MIB:.2f} MiB grew by {grown / MIB:.2f} MiB")
         self.assertLess(grown, 2 * MIB)
         self.assertEqual(self.metric("addend_jobs"), 0)
+
+    def steps(self, count: int, *arguments: object) -> tuple[int, list[tuple[int, int]]]:
+        """The most memory of workers in one process, and the threads and descriptors it had, in the order of time."""
+        command = [ADDEND, "perf", "--workers", WORKERS, "-b", "16K", "-e", "16K", "-w", 1, "-n", count,
+                   "-c", "exact:mode=packed", "-c", "quant:bits=4,feedback=float", *arguments]
+        process = subprocess.Popen([str(word) for word in command], stdout=subprocess.DEVNULL)
+        held = []
+        while True:
+            try:
+                held.append(tuple(len(os.listdir(f"/proc/{process.pid}/{what}")) for what in ("task", "fd")))
+            except OSError:
+                pass  # it has ended
+            ended, status, usage = os.wait4(process.pid, os.WNOHANG)
+            if ended:
+                break
+            time.sleep(0.005)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        self.assertEqual(process.returncode, 0)
+        return usage.ru_maxrss * 1024, held
+
+    def check_steps(self, name: str, *arguments: object) -> None:
+        before, _ = self.steps(FEW, *arguments)
+        after, held = self.steps(MANY, *arguments)
+        print(f"{name}: {before / MIB:.2f} MiB after {FEW} steps, {after / MIB:.2f} after {MANY}; at most {max(held)} threads and "
+              "descriptors")
+        self.assertLess(after - before, 4 * MIB)  # runs of equal length differ by 1
+        half = len(held) // 2
+        for early, late in zip(zip(*held[:half]), zip(*held[half:])):
+            self.assertLessEqual(max(late), max(early))
+
+    def test_memory_does_not_grow_with_steps(self) -> None:
+        self.check_steps("local workers")
+        self.check_steps("workers of a server", "--reducer", "service", "--aggregator", f"127.0.0.1:{self.control}", "--key", self.key,
+                         "--job", "steps")
 
     def test_eight_jobs_fit_in_64_mib(self) -> None:
         jobs = [self.perf(f"job{i}", 5, 4 << 20) for i in range(8)]
