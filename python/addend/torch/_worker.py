@@ -397,13 +397,19 @@ class Worker:
                 self.rollcall.abort(listeners, str(failure))
             if isinstance(error, Mismatch):  # all ranks see it, at the end of what is in flight
                 _settled(works)
-            with _going_on("ending rounds under way"):
-                self.engine.abandon()
-            with _going_on("cutting connections"):
-                _group.abort(self.engine.group, self.engine.device)
-            _settled(works)
-        finally:  # an interrupt may come in between
-            self._end_all(failure, flying)
+        finally:  # an interrupt may come meanwhile
+            try:
+                self._cut_off(works)
+            finally:
+                self._end_all(failure, flying)
+
+    def _cut_off(self, works: list[Any]) -> None:
+        """Afterwards nothing writes to gradients any more."""
+        with _going_on("ending rounds under way"):
+            self.engine.abandon()
+        with _going_on("cutting connections"):
+            _group.abort(self.engine.group, self.engine.device)
+        _settled(works)
 
     def _end_all(self, failure: Error, flying: list[_Running]) -> None:
         with self._changed:
