@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Shows that the tests notice mistakes: puts each mutation of a list into a copy of the tree, builds what it names, runs
-the test that it names, and expects that test to fail.
+"""Shows that the tests notice mistakes: puts each mutation of a list into a copy of the tree, builds what it names,
+runs the test that it names, and expects that test to fail.
 
 A mutation is an entry [[mutant]] of a TOML file:
 
@@ -97,7 +97,8 @@ class Workbench:
 
     def refresh(self) -> None:
         """Copies what differs, so that a build goes on from the last one."""
-        listed = subprocess.run(["git", "-C", self.source, "ls-files", "-z"], check=True, capture_output=True, text=True)
+        command = ["git", "-C", self.source, "ls-files", "-z"]
+        listed = subprocess.run(command, check=True, capture_output=True, text=True)
         files = {name for name in listed.stdout.split("\0") if name and (self.source / name).is_file()}
         for name in sorted(files):
             self.restore(name)
@@ -154,8 +155,7 @@ class Workbench:
 
     def last_words(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()
-        errors = [line for line in lines if "error" in line.lower()]
-        return (errors or lines)[-1].strip()[:150]
+        return next((line for line in lines if "error:" in line), lines[-1]).strip()[:150]
 
 
 def check_unmutated(bench: Workbench, mutants: list[Mutant]) -> dict[str, str]:
