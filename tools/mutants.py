@@ -32,6 +32,11 @@ import tomllib
 from pathlib import Path
 
 PRESET = "dev"
+# An editable installation goes before PYTHONPATH and would have the unchanged package tested.
+NOT_EDITABLE = """\
+import sys
+sys.meta_path = [one for one in sys.meta_path if "editable" not in type(one).__module__]
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,9 +91,11 @@ class Workbench:
         self.environment = os.environ | {
             "ADDEND_LIBRARY": str(self.build_folder / "src/capi/libaddend.so"),
             "ADDEND_COMMAND": str(self.build_folder / "apps/addend/addend"),
-            "PYTHONPATH": str(self.tree / "python"),
+            "PYTHONPATH": f"{self.tree / 'python'}:{work / 'site'}",
             "PYTHONDONTWRITEBYTECODE": "1",  # a mutated .py may keep its size and its second
         }
+        (work / "site").mkdir(exist_ok=True)
+        (work / "site/sitecustomize.py").write_text(NOT_EDITABLE)
         if shutil.which("ccache"):
             for language in ("C", "CXX"):
                 self.environment.setdefault(f"CMAKE_{language}_COMPILER_LAUNCHER", "ccache")
