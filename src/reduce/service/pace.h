@@ -11,8 +11,9 @@ namespace addend::service_client {
 /// only when another has come back, so the stream clocks itself. Lost chunks are sent again and do
 /// not narrow the window (a lossy wire is not a full one); only silence does, to a half.
 ///
-/// Timeout: twice the smoothed round trip and twice the largest deviation of late. After a loss a
-/// whole window leaves at once and queues; a mean deviation would take that queue for more loss.
+/// Times follow the round trips of chunks that came back at their first try and in their order.
+/// What waited for a loss, our own or another worker's, tells nothing about the path: a timeout
+/// that learned from it would make the next wait longer.
 class Pace {
  public:
   explicit Pace(uint32_t most) : most_(most), window_(std::min(most, kFirstWindow)) {}
@@ -20,19 +21,35 @@ class Pace {
   uint32_t window() const { return window_; }
   uint64_t round_trip_ns() const { return smoothed_ns_; }
 
-  /// Of a chunk that was sent for the `tries`th time: doubled for each.
-  uint64_t timeout_ns(uint32_t tries = 1) const {
-    const uint64_t base = smoothed_ns_ == 0
-                              ? kFirstTimeoutNs
-                              : std::clamp(2 * scale_ * (smoothed_ns_ + deviation_ns_),
-                                           kLeastTimeoutNs, kMostTimeoutNs);
-    return std::min(base << std::min(tries - 1, 16u), kMostTimeoutNs);
+  /// Of a chunk that nothing else tells of; doubled for each time that nothing came back after it.
+  uint64_t timeout_ns(uint32_t silences = 0) const {
+    const uint64_t base =
+        smoothed_ns_ == 0 ? kFirstTimeoutNs
+                          : std::max(smoothed_ns_ + std::max(smoothed_ns_ / 2, 4 * deviation_ns_),
+                                     kLeastTimeoutNs);
+    return std::max(base, std::min(base << std::min(silences, 16u), kMostTimeoutNs));
   }
-  /// The same for a chunk when many later ones have come back already.
-  uint64_t overtaken_ns(uint32_t tries) const { return timeout_ns(tries) / 2; }
+  /// How much later than a chunk that was sent after it a chunk may still come back.
+  uint64_t reorder_ns() const {
+    return std::max(std::min(least_ns_, smoothed_ns_) / 4, kLeastReorderNs);
+  }
 
-  /// A chunk that was sent once came back after this time.
+  /// Whether what is waited for with nothing else to send should be sent twice: the path loses
+  /// something of late, is long, and is not full, so that a second copy costs nobody time and a
+  /// loss without one a round trip.
+  bool copies() const {
+    return since_loss_ < kRemembered && least_ns_ >= kLongPathNs &&
+           smoothed_ns_ <= least_ns_ + least_ns_ / 4;
+  }
+  void lost() { since_loss_ = 0; }
+
+  /// What the path takes, as probes found before there was a chunk.
+  void expect(uint64_t round_trip_ns) {
+    if (smoothed_ns_ == 0) measured(round_trip_ns);
+  }
   void measured(uint64_t round_trip_ns) {
+    // The least of late: a path may become longer.
+    least_ns_ = std::min(least_ns_ + least_ns_ / 1024, round_trip_ns);
     if (smoothed_ns_ == 0) {
       smoothed_ns_ = round_trip_ns;
       deviation_ns_ = round_trip_ns / 2;
@@ -40,22 +57,13 @@ class Pace {
     }
     const uint64_t off =
         std::max(round_trip_ns, smoothed_ns_) - std::min(round_trip_ns, smoothed_ns_);
-    deviation_ns_ = std::max(off, deviation_ns_ - deviation_ns_ / 256);
+    deviation_ns_ = (deviation_ns_ * 3 + off) / 4;
     smoothed_ns_ = (smoothed_ns_ * 7 + round_trip_ns) / 8;
   }
-  /// A chunk came back that had been sent `tries` times. If most are sent twice, it is the timeout
-  /// that is wrong, not the wire: round trips of chunks that were sent again cannot be measured, so
-  /// a timeout below the round trip would stay there and fill the wire with copies.
-  void progressed(uint32_t tries) {
+  /// A chunk came back.
+  void progressed() {
     window_ = std::min(window_ + 1, most_);
-    again_ += tries > 1 ? 1 : 0;
-    if (++back_ < kJudged) return;
-    if (again_ > kJudged / 2) {
-      scale_ = std::min(scale_ * 2, uint64_t{64});
-    } else {
-      scale_ = std::max(scale_ / 2, uint64_t{1});
-    }
-    again_ = back_ = 0;
+    ++since_loss_;
   }
   /// Nothing came back for long.
   void silent() { window_ = std::max(window_ / 2, std::min(most_, kLeastWindow)); }
@@ -63,14 +71,14 @@ class Pace {
  private:
   static constexpr uint32_t kFirstWindow = 64, kLeastWindow = 16;
   static constexpr uint64_t kFirstTimeoutNs = 20'000'000, kLeastTimeoutNs = 200'000,
-                            kMostTimeoutNs = 250'000'000;
+                            kMostTimeoutNs = 250'000'000, kLeastReorderNs = 50'000;
 
-  static constexpr uint32_t kJudged = 64;  // chunks between two looks at how many were sent again
+  static constexpr uint64_t kLongPathNs = 1'000'000;
+  static constexpr uint64_t kRemembered = 4096;  // chunks for which a loss counts
 
   uint32_t most_, window_;
-  uint32_t again_ = 0, back_ = 0;
-  uint64_t scale_ = 1;
-  uint64_t smoothed_ns_ = 0, deviation_ns_ = 0;
+  uint64_t smoothed_ns_ = 0, deviation_ns_ = 0, least_ns_ = ~uint64_t{0} / 2;
+  uint64_t since_loss_ = kRemembered;
 };
 
 }  // namespace addend::service_client

@@ -9,10 +9,10 @@ namespace {
 TEST(Pace, OpensByOneForEachResultAndStopsAtTheSlots) {
   Pace pace(100);
   EXPECT_EQ(pace.window(), 64u);
-  pace.progressed(1);
+  pace.progressed();
   EXPECT_EQ(pace.window(), 65u);
   for (int i = 0; i < 1000; ++i)
-    pace.progressed(1);
+    pace.progressed();
   EXPECT_EQ(pace.window(), 100u);
   EXPECT_EQ(Pace(4).window(), 4u);
 }
@@ -24,44 +24,78 @@ TEST(Pace, OnlySilenceNarrowsTheWindow) {
   for (int i = 0; i < 10; ++i)
     pace.silent();
   EXPECT_EQ(pace.window(), 16u);
-  pace.progressed(1);
+  pace.progressed();
   EXPECT_EQ(pace.window(), 17u);
   Pace narrow(4);
   narrow.silent();
   EXPECT_EQ(narrow.window(), 4u);
 }
 
-TEST(Pace, WaitsLongerForEachTry) {
+TEST(Pace, WaitsLongerEachTimeThatNothingComesBack) {
   Pace pace(512);
   EXPECT_EQ(pace.timeout_ns(), 20'000'000u);
   pace.measured(10'000);
-  EXPECT_EQ(pace.timeout_ns(1), 200'000u);  // the least
-  EXPECT_EQ(pace.timeout_ns(2), 400'000u);
-  EXPECT_EQ(pace.timeout_ns(4), 1'600'000u);
+  EXPECT_EQ(pace.timeout_ns(0), 200'000u);  // the least
+  EXPECT_EQ(pace.timeout_ns(1), 400'000u);
+  EXPECT_EQ(pace.timeout_ns(3), 1'600'000u);
   EXPECT_EQ(pace.timeout_ns(100), 250'000'000u);
 }
 
-TEST(Pace, DoublesATimeoutThatSendsMostChunksTwice) {
+TEST(Pace, NeverWaitsLessThanARoundTripTakes) {
   Pace pace(512);
-  pace.measured(1'000'000);
-  const uint64_t base = pace.timeout_ns();
-  for (int i = 0; i < 64; ++i)
-    pace.progressed(i % 3 == 0 ? 1 : 2);
-  EXPECT_EQ(pace.timeout_ns(), 2 * base);
-  for (int i = 0; i < 64; ++i)
-    pace.progressed(i % 3 == 0 ? 2 : 1);  // as a lossy wire does
-  EXPECT_EQ(pace.timeout_ns(), base);
+  for (int i = 0; i < 100; ++i)
+    pace.measured(600'000'000);
+  EXPECT_GT(pace.timeout_ns(0), 800'000'000u);
+  EXPECT_EQ(pace.timeout_ns(5), pace.timeout_ns(0));
 }
 
 TEST(Pace, FollowsTheRoundTrip) {
   Pace pace(512);
+  pace.expect(1'000'000);
+  EXPECT_EQ(pace.round_trip_ns(), 1'000'000u);
   for (int i = 0; i < 200; ++i)
     pace.measured(10'000'000);
   EXPECT_NEAR(static_cast<double>(pace.round_trip_ns()), 1e7, 1e5);
-  EXPECT_LT(pace.timeout_ns(), 25'000'000u);
+  EXPECT_NEAR(static_cast<double>(pace.timeout_ns()), 1.5e7, 1e6);
+  pace.expect(1'000'000);  // chunks know better
+  EXPECT_GT(pace.round_trip_ns(), 9'000'000u);
   for (int i = 0; i < 200; ++i)
     pace.measured(i % 2 == 0 ? 5'000'000 : 15'000'000);
-  EXPECT_GT(pace.timeout_ns(), 30'000'000u);
+  EXPECT_GT(pace.timeout_ns(), 25'000'000u);
+}
+
+// The least of late: queues of our own making do not count, a path that became longer does.
+TEST(Pace, WhatIsOvertakenHasAQuarterOfTheLeastRoundTrip) {
+  Pace pace(512);
+  pace.expect(4'000'000);
+  EXPECT_EQ(pace.reorder_ns(), 1'000'000u);
+  for (int i = 0; i < 20; ++i)
+    pace.measured(40'000'000);
+  EXPECT_LT(pace.reorder_ns(), 1'030'000u);
+  for (int i = 0; i < 4000; ++i)
+    pace.measured(40'000'000);
+  EXPECT_NEAR(static_cast<double>(pace.reorder_ns()), 1e7, 1e5);
+  pace.measured(10'000);
+  EXPECT_EQ(pace.reorder_ns(), 50'000u);
+}
+
+TEST(Pace, CopiesAreForLongPathsThatLoseAndAreNotFull) {
+  Pace pace(512), near(512);
+  pace.expect(4'000'000);
+  near.expect(400'000);
+  EXPECT_FALSE(pace.copies());
+  pace.lost();
+  near.lost();
+  EXPECT_TRUE(pace.copies());
+  EXPECT_FALSE(near.copies());
+  pace.measured(16'000'000);
+  EXPECT_FALSE(pace.copies());  // a queue
+  for (int i = 0; i < 40; ++i)
+    pace.measured(4'000'000);
+  EXPECT_TRUE(pace.copies());
+  for (int i = 0; i < 4096; ++i)
+    pace.progressed();
+  EXPECT_FALSE(pace.copies());
 }
 
 }  // namespace

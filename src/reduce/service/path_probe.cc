@@ -60,13 +60,15 @@ std::span<const PathProbe::One> PathProbe::collect(uint64_t now_ns) {
       if (i < best_[t]) out_.push_back({static_cast<uint32_t>(t), payloads_[i]});
     }
   }
-  next_ns_ = now_ns + (kFirstIntervalNs << rounds_++);
+  next_ns_ = now_ns + (kFirstIntervalNs << sent_ns_.size());
+  sent_ns_.push_back(now_ns);
   return out_;
 }
 
 std::span<const uint8_t> PathProbe::frame(const One& one) {
   addend_frame_header header = header_;
   header.slot = static_cast<uint16_t>(one.thread);
+  header.turn = static_cast<uint32_t>(sent_ns_.size() - 1);
   header.length = static_cast<uint16_t>(one.payload_bytes);
   addend_frame_swap(&header);
   const auto frame = std::span<uint8_t>(frame_).first(sizeof(header) + one.payload_bytes);
@@ -80,7 +82,7 @@ void PathProbe::too_long(uint32_t payload_bytes) {
     ++first_;
 }
 
-void PathProbe::receive(std::span<const uint8_t> datagram) {
+void PathProbe::receive(std::span<const uint8_t> datagram, uint64_t now_ns) {
   addend_frame_header wire;
   if (datagram.size() < sizeof(wire)) return;
   std::memcpy(&wire, datagram.data(), sizeof(wire));
@@ -89,9 +91,12 @@ void PathProbe::receive(std::span<const uint8_t> datagram) {
   const auto length = std::find(payloads_.begin(), payloads_.end(), payload.size());
   if (header.magic != ADDEND_FRAME_MAGIC || header.version != ADDEND_FRAME_VERSION ||
       header.kind != ADDEND_FRAME_ECHO || header.epoch != header_.epoch ||
-      header.slot >= best_.size() || length == payloads_.end() || !key_.verify(wire, payload)) {
+      header.slot >= best_.size() || header.turn >= sent_ns_.size() || length == payloads_.end() ||
+      !key_.verify(wire, payload)) {
     return;
   }
+  const uint64_t took = std::max(now_ns - sent_ns_[header.turn], uint64_t{1});
+  round_trip_ns_ = round_trip_ns_ == 0 ? took : std::min(round_trip_ns_, took);
   std::size_t& best = best_[header.slot];
   best = std::min(best, static_cast<std::size_t>(length - payloads_.begin()));
 }
@@ -101,7 +106,7 @@ std::size_t PathProbe::worst() const { return *std::max_element(best_.begin(), b
 bool PathProbe::done(uint64_t now_ns) const {
   const bool some = worst() < payloads_.size();
   if (some && worst() <= first_) return true;
-  return rounds_ >= (some ? kRoundsForLonger : kRoundsForAny) && now_ns >= next_ns_;
+  return sent_ns_.size() >= (some ? kRoundsForLonger : kRoundsForAny) && now_ns >= next_ns_;
 }
 
 uint32_t PathProbe::payload_bytes() const {

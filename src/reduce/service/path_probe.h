@@ -37,12 +37,14 @@ class PathProbe {
   /// The machine itself says that such a payload does not fit.
   void too_long(uint32_t payload_bytes);
   /// A datagram from anywhere.
-  void receive(std::span<const uint8_t> datagram);
+  void receive(std::span<const uint8_t> datagram, uint64_t now_ns);
 
   /// Every thread has echoed the longest frame that may fit, or there was time enough to.
   bool done(uint64_t now_ns) const;
   /// The largest payload that all threads echoed; 0 if one echoed nothing.
   uint32_t payload_bytes() const;
+  /// The least that an echo took; 0 if there was none.
+  uint64_t round_trip_ns() const { return round_trip_ns_; }
 
  private:
   PathProbe() = default;
@@ -50,14 +52,15 @@ class PathProbe {
   std::size_t worst() const;
 
   auth::FrameKey key_;
-  addend_frame_header header_{};  // of every probe, but for slot (the thread) and length
+  addend_frame_header
+      header_{};  // of every probe, but for slot (the thread), turn (the try), length
   std::vector<uint8_t> frame_;
   std::vector<uint32_t> payloads_;  // largest first
   std::size_t first_ = 0;           // the largest that may fit
   std::vector<std::size_t> best_;   // by thread, the largest that was echoed; none: past the end
   std::vector<One> out_;
-  uint32_t rounds_ = 0;
-  uint64_t next_ns_ = 0;
+  std::vector<uint64_t> sent_ns_;  // of each try
+  uint64_t next_ns_ = 0, round_trip_ns_ = 0;
 };
 
 }  // namespace addend::service_client

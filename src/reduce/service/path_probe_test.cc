@@ -53,7 +53,7 @@ Outcome run(const addend_control_probe& asked, const std::function<bool(PathProb
       if (one.payload_bytes >= refused_by_the_machine) {
         probe.too_long(one.payload_bytes);
       } else if (passes(one)) {
-        probe.receive(echo(frame, asked));
+        probe.receive(echo(frame, asked), now);
       }
     }
     if (probe.done(now)) break;
@@ -109,22 +109,35 @@ TEST(PathProbe, LossDoesNotMakeAPathLookShort) {
   EXPECT_EQ(right, 100u);
 }
 
+TEST(PathProbe, AnEchoTellsWhenItsProbeWasSent) {
+  const addend_control_probe asked = message(1);
+  PathProbe probe = *PathProbe::create(asked, 0, 1, 8832);
+  const std::vector<uint8_t> first = echo(probe.frame(probe.collect(1)[1]), asked);
+  const uint64_t again = probe.next_ns();
+  const std::vector<uint8_t> second = echo(probe.frame(probe.collect(again)[1]), asked);
+  EXPECT_EQ(probe.round_trip_ns(), 0u);
+  probe.receive(first, again + 8 * kMillisecondNs);
+  EXPECT_EQ(probe.round_trip_ns(), again - 1 + 8 * kMillisecondNs);
+  probe.receive(second, again + 9 * kMillisecondNs);
+  EXPECT_EQ(probe.round_trip_ns(), 9 * kMillisecondNs);
+}
+
 TEST(PathProbe, ForgeriesAndGarbageAreNoEchoes) {
   const addend_control_probe asked = message(1);
   PathProbe probe = *PathProbe::create(asked, 0, 1, 8832);
   const PathProbe::One one = probe.collect(1)[0];
   const auto frame = probe.frame(one);
   const std::vector<uint8_t> good = echo(frame, asked);
-  probe.receive({});
-  probe.receive(frame);  // a probe is no echo
+  probe.receive({}, 1);
+  probe.receive(frame, 1);  // a probe is no echo
   for (const std::size_t at :
        {std::size_t{0}, std::size_t{5}, std::size_t{13}, std::size_t{39}, good.size() - 1}) {
     std::vector<uint8_t> bad = good;
     bad[at] ^= 1;
-    probe.receive(bad);
+    probe.receive(bad, 1);
   }
   EXPECT_EQ(probe.payload_bytes(), 0u);
-  probe.receive(good);
+  probe.receive(good, 1);
   EXPECT_EQ(probe.payload_bytes(), 1408u);
   EXPECT_TRUE(probe.done(1));
 }

@@ -101,10 +101,15 @@ class ServiceReducer final : public Reducer {
 
   EpochView view() const {
     const addend_control_welcome& welcome = session_->welcome();
-    return {welcome.epoch,           welcome.boot,
-            options_.worker,         options_.world,
-            &session_->worker_key(), &session_->result_key(),
-            session_->positions()};
+    return {welcome.epoch,
+            welcome.boot,
+            options_.worker,
+            options_.world,
+            &session_->worker_key(),
+            &session_->result_key(),
+            session_->positions(),
+            welcome.threads,
+            session_->round_trip_ns()};
   }
 
   bool allows(Op op) const {

@@ -128,9 +128,11 @@ Status Session::probe_path(const ServiceReducerOptions& options, const net::UdpS
     for (const net::Inbox::Datagrams& from : inbox.receive(socket)) {
       for (std::size_t at = 0; at < from.bytes.size(); at += from.segment)
         probe->receive(
-            from.bytes.subspan(at, std::min<std::size_t>(from.segment, from.bytes.size() - at)));
+            from.bytes.subspan(at, std::min<std::size_t>(from.segment, from.bytes.size() - at)),
+            now_ns());
     }
   }
+  round_trip_ns_ = probe->round_trip_ns();
   const addend_control_path path{probe->payload_bytes(), 0};
   return control_->send(ADDEND_CONTROL_PATH, path, {}, deadline);
 }

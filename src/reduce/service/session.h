@@ -36,6 +36,8 @@ class Session {
   const addend_control_welcome& welcome() const { return welcome_; }
   /// Where each slot begins under this epoch; empty if all workers start anew.
   std::span<const uint32_t> positions() const { return positions_; }
+  /// Of the path, as probes found.
+  uint64_t round_trip_ns() const { return round_trip_ns_; }
   const auth::FrameKey& worker_key() const { return worker_key_; }
   const auth::FrameKey& result_key() const { return result_key_; }
   /// The data thread that has this slot.
@@ -68,6 +70,7 @@ class Session {
   bool was_in_ = false;  // the server took our JOIN
   addend_control_welcome welcome_{};
   std::vector<uint32_t> positions_;
+  uint64_t round_trip_ns_ = 0;
   auth::FrameKey worker_key_, result_key_;
   std::vector<net::Address> aggregators_;
   std::vector<Table> tables_;

@@ -10,12 +10,14 @@
 namespace addend::service_client {
 namespace {
 
-// Later chunks that must have come back before a chunk is more likely lost than late: results of
-// one super-packet come together, so the number is that of two of them.
-constexpr uint64_t kReorder = 96;
-// How many chunks are sent again when nothing comes back at all: the lowest ones hold up
-// everything, and their results tell what became of the rest.
-constexpr std::ptrdiff_t kProbes = 8;
+// How much later a chunk must have been sent to overtake another: networks swap a few.
+constexpr uint64_t kReorder = 3;
+// How many chunks are sent again when nothing tells what became of them; the lowest ones hold up
+// everything. Each time more: another worker may be slow, and then it is in vain; but with a quorum
+// whatever was lost must be there before patience ends.
+constexpr uint32_t kProbes = 8, kMoreProbes = 4;
+// Turns behind the first slot at which one is what the end of the round will wait for.
+constexpr uint64_t kFarBehind = 2;
 // Timeouts in a row, each twice as long as the one before, that no lost frame explains.
 constexpr uint32_t kLongSilence = 4;
 
@@ -48,6 +50,7 @@ Status Stream::enter(const EpochView& view) {
   }
   view_ = view;
   view_.positions = {};
+  if (view.round_trip_ns > 0) pace_.expect(view.round_trip_ns);
   bases_ = std::move(bases);
   fresh_.clear();
   idle_.clear();
@@ -79,23 +82,24 @@ uint64_t Stream::extend(uint64_t chunks) {
 }
 
 void Stream::make_idle(uint32_t slot) {
-  idle_.push_back(slot);
+  idle_.push_back(number_of(slot));
   std::push_heap(idle_.begin(), idle_.end(), std::greater<>());
 }
 
-// The lowest slot that has anything to do may go beyond the window: every worker that has not
-// finished it has it in flight then, so workers with narrow windows cannot wait for each other's
-// slots for ever.
+// In the order of the stream, which all workers share: what comes back out of that order waits for
+// something that was lost. The lowest chunk of all may go beyond the window: every worker that has
+// not finished it has it in flight then, so workers with narrow windows cannot wait for each other
+// for ever.
 bool Stream::next(uint64_t& number) {
   if (idle_.empty()) return false;
-  const uint32_t slot = idle_.front();
   if (outstanding_ >= pace_.window()) {
-    const auto busy = [](const Slot& state) { return state.busy(); };
-    if (std::any_of(states_.begin(), states_.begin() + slot, busy)) return false;
+    for (uint32_t s = 0; s < slots_; ++s) {
+      if (states_[s].busy() && number_in_flight(s) < idle_.front()) return false;
+    }
   }
+  number = idle_.front();
   std::pop_heap(idle_.begin(), idle_.end(), std::greater<>());
   idle_.pop_back();
-  number = number_of(slot);
   return true;
 }
 
@@ -112,6 +116,7 @@ void Stream::add(uint64_t number, const Contribution& contribution) {
   state.table[position % 2] = static_cast<uint8_t>(contribution.table);
   state.entry[position % 2] = contribution.entry;
   state.waiting = number;
+  highest_ = std::max(highest_, number);
   state.tries = 0;
   ++outstanding_;
   fresh_.push_back(slot);
@@ -119,13 +124,23 @@ void Stream::add(uint64_t number, const Contribution& contribution) {
 
 void Stream::send(uint32_t slot, uint64_t now_ns) {
   Slot& state = states_[slot];
+  put(slot, state.tries++ > 0 ? ADDEND_FRAME_RESENT : 0);
+  state.sent_ns = now_ns;
+  state.order = ++order_;
+  state.overtaken_ns = 0;
+  state.copied = false;
+}
+
+// Writes the frame and hands it out.
+void Stream::put(uint32_t slot, uint8_t resent) {
+  const Slot& state = states_[slot];
   const uint32_t position = position_of(slot);
   const uint32_t parity = position % 2;
   addend_frame_header header{};
   header.magic = ADDEND_FRAME_MAGIC;
   header.version = ADDEND_FRAME_VERSION;
   header.kind = ADDEND_FRAME_CONTRIBUTION;
-  header.flags = state.tries > 0 ? uint8_t{ADDEND_FRAME_RESENT} : uint8_t{0};
+  header.flags = resent;
   if (state.entry[parity]) header.flags |= ADDEND_FRAME_ENTRY;
   if (addend_op_is_table(state.op[parity])) {
     header.flags = static_cast<uint8_t>(header.flags | table_numbers_[state.table[parity]]
@@ -146,58 +161,100 @@ void Stream::send(uint32_t slot, uint64_t now_ns) {
   const std::span<const uint8_t> payload(bytes + sizeof(header), state.length[parity]);
   header.tag = addend_be64(view_.worker_key->tag(header, payload));
   std::memcpy(bytes, &header, sizeof(header));
-  if (state.tries++ > 0) ++resent_;
-  state.sent_ns = now_ns;
-  state.order = ++order_;
+  if (resent != 0) ++resent_;
   out_.push_back({slot, {bytes, sizeof(header) + payload.size()}});
 }
 
 std::span<const Stream::Frame> Stream::collect(uint64_t now_ns) {
   out_.clear();
-  if (!fresh_.empty()) progress_ns_ = now_ns;
   for (const uint32_t slot : fresh_)
     send(slot, now_ns);
   fresh_.clear();
-  if (outstanding_ > 0) {
-    send_lost(now_ns);
-    if (now_ns >= progress_ns_ + pace_.timeout_ns(1 + silences_)) send_after_timeout(now_ns);
-  }
+  send_overtaken(now_ns);
+  send_copies(now_ns);
+  if (outstanding_ > 0 && now_ns >= next_probe_ns()) send_probes(now_ns);
   return out_;
 }
 
-// A chunk is sent again when many later ones have come back and it had time to, or when its timeout
-// is over.
-void Stream::send_lost(uint64_t now_ns) {
-  next_check_ns_ = ~uint64_t{0};
+// Only chunks that came back at their first try overtake: all workers sent them after the one that
+// they overtake. One that was sent again may have been complete long ago.
+bool Stream::overtaken(uint32_t slot) {
+  return states_[slot].order + kReorder <= latest_back(slot);
+}
+
+void Stream::send_overtaken(uint64_t now_ns) {
+  next_overtaken_ns_ = oldest_ns_ = ~uint64_t{0};
   for (uint32_t slot = 0; slot < slots_; ++slot) {
-    const Slot& state = states_[slot];
+    Slot& state = states_[slot];
     if (!state.busy() || state.tries == 0) continue;
-    const bool overtaken = state.order + kReorder <= latest_back_ &&
-                           now_ns >= state.sent_ns + pace_.overtaken_ns(state.tries);
-    if (overtaken || now_ns >= state.sent_ns + pace_.timeout_ns(state.tries)) send(slot, now_ns);
-    next_check_ns_ = std::min(next_check_ns_, state.sent_ns + pace_.timeout_ns(state.tries));
+    if (overtaken(slot)) {
+      if (state.overtaken_ns == 0) state.overtaken_ns = now_ns;
+      const uint64_t lost_ns = state.overtaken_ns + pace_.reorder_ns();
+      if (now_ns >= lost_ns) {
+        pace_.lost();
+        send(slot, now_ns);
+      } else {
+        next_overtaken_ns_ = std::min(next_overtaken_ns_, lost_ns);
+      }
+    }
+    oldest_ns_ = std::min(oldest_ns_, state.sent_ns);
   }
 }
 
-void Stream::send_after_timeout(uint64_t now_ns) {
+// What everything will wait for: the last turn of each slot, after which the link is idle, and
+// slots that losses have put far behind.
+void Stream::send_copies(uint64_t now_ns) {
+  next_copy_ns_ = ~uint64_t{0};
+  if (!pace_.copies()) return;
+  for (uint32_t slot = 0; slot < slots_; ++slot) {
+    Slot& state = states_[slot];
+    if (!state.busy() || state.tries == 0 || state.copied) continue;
+    const uint64_t number = number_in_flight(slot);
+    if (number + slots_ < end_ && number + kFarBehind * slots_ >= highest_) continue;
+    const uint64_t due_ns = state.sent_ns + pace_.reorder_ns();
+    if (now_ns < due_ns) {
+      next_copy_ns_ = std::min(next_copy_ns_, due_ns);
+      continue;
+    }
+    put(slot, ADDEND_FRAME_RESENT);
+    state.copied = true;
+  }
+}
+
+// How long a chunk has to come back before it is asked for. Where results arrive, nobody is slow,
+// and the end of their row is the time.
+uint64_t Stream::probe_after_ns() const {
+  const bool arriving = silences_ == 0 && progress_ns_ > oldest_ns_;
+  return arriving ? 5 * pace_.reorder_ns() : pace_.timeout_ns(silences_);
+}
+
+// When something had time to come back, did not, and nothing else came for a while: where results
+// arrive, those that are missing are overtaken, or their turn has not come.
+uint64_t Stream::next_probe_ns() const {
+  return std::max({oldest_ns_ + probe_after_ns(), progress_ns_ + 2 * pace_.reorder_ns(),
+                   probed_ns_ + pace_.timeout_ns(silences_)});
+}
+
+void Stream::send_probes(uint64_t now_ns) {
   // Lowest in the order of the stream first, counting what is sent once more for others: the lowest
   // of all is in flight on every worker that some other worker waits for, so the probes meet.
   probes_.clear();
   for (uint32_t s = 0; s < slots_; ++s) {
-    if (states_[s].busy() && states_[s].tries > 0)
-      probes_.push_back(uint64_t{position_of(s)} * slots_ + s);
+    if (states_[s].busy() && now_ns >= states_[s].sent_ns + probe_after_ns())
+      probes_.push_back(number_in_flight(s));
   }
-  const auto middle = probes_.begin() + std::min(kProbes, std::ssize(probes_));
+  batch_ = std::min(kMoreProbes * batch_, slots_);
+  const auto middle = probes_.begin() + std::min<std::ptrdiff_t>(batch_, std::ssize(probes_));
   std::partial_sort(probes_.begin(), middle, probes_.end());
   for (auto number = probes_.begin(); number != middle; ++number)
     send(static_cast<uint32_t>(*number % slots_), now_ns);
   if (++silences_ >= kLongSilence) pace_.silent();
-  progress_ns_ = now_ns;
+  probed_ns_ = now_ns;
 }
 
 uint64_t Stream::next_timeout_ns() const {
   if (outstanding_ == 0) return ~uint64_t{0};
-  return std::min(progress_ns_ + pace_.timeout_ns(1 + silences_), next_check_ns_);
+  return std::min({next_probe_ns(), next_overtaken_ns_, next_copy_ns_});
 }
 
 bool Stream::authentic(std::span<const uint8_t> datagram, addend_frame_header& header) const {
@@ -242,11 +299,14 @@ Stream::Verdict Stream::receive(std::span<const uint8_t> datagram, uint64_t now_
 Stream::Verdict Stream::accept(const addend_frame_header& header, std::span<const uint8_t> sums,
                                uint64_t now_ns, Arrival& arrival) {
   Slot& state = states_[header.slot];
-  if (state.tries == 1) pace_.measured(now_ns - state.sent_ns);
-  pace_.progressed(state.tries);
+  if (state.tries == 1) {
+    if (!overtaken(header.slot)) pace_.measured(now_ns - state.sent_ns);
+    latest_back(header.slot) = std::max(latest_back(header.slot), state.order);
+    batch_ = kProbes / kMoreProbes;
+  }
+  pace_.progressed();
   progress_ns_ = now_ns;
   silences_ = 0;
-  latest_back_ = std::max(latest_back_, state.order);
   state.tries = 0;
   if (state.again) {
     state.again = false;

@@ -29,6 +29,8 @@ struct EpochView {
   const auth::FrameKey* worker_key = nullptr;
   const auth::FrameKey* result_key = nullptr;
   std::span<const uint32_t> positions;  ///< where each slot begins; empty: at 0
+  uint32_t threads = 1;                 ///< of the aggregator; slot s is with s * threads / slots
+  uint64_t round_trip_ns = 0;           ///< of the path, as probes found; 0: unknown
 };
 
 /// What came back for a chunk.
@@ -96,6 +98,8 @@ class Stream {
     bool again = false;          // first the turn before, which came back, but not to everybody
     uint32_t tries = 0;          // of what is in flight
     uint64_t sent_ns = 0, order = 0;
+    bool copied = false;        // sent twice this time
+    uint64_t overtaken_ns = 0;  // when later ones were first seen to have come back; 0: not yet
     std::array<uint16_t, 2> length{};
     std::array<uint8_t, 2> op{}, table{};
     std::array<bool, 2> entry{};
@@ -110,11 +114,23 @@ class Stream {
   uint32_t position_of(uint32_t slot) const {
     return positions_[slot] - (states_[slot].again ? 1 : 0);
   }
+  uint64_t number_of(uint32_t slot) const { return uint64_t{positions_[slot]} * slots_ + slot; }
+  /// Of the turn in flight.
+  uint64_t number_in_flight(uint32_t slot) const {
+    return uint64_t{position_of(slot)} * slots_ + slot;
+  }
+  uint64_t& latest_back(uint32_t slot) {
+    return latest_back_[uint64_t{slot} * view_.threads / slots_];
+  }
+  bool overtaken(uint32_t slot);
   void make_idle(uint32_t slot);
   void send(uint32_t slot, uint64_t now_ns);
-  void send_lost(uint64_t now_ns);
-  void send_after_timeout(uint64_t now_ns);
-  uint64_t number_of(uint32_t slot) const { return uint64_t{positions_[slot]} * slots_ + slot; }
+  void put(uint32_t slot, uint8_t resent);
+  void send_overtaken(uint64_t now_ns);
+  void send_copies(uint64_t now_ns);
+  void send_probes(uint64_t now_ns);
+  uint64_t probe_after_ns() const;
+  uint64_t next_probe_ns() const;
   bool authentic(std::span<const uint8_t> datagram, addend_frame_header& header) const;
   bool answers(const addend_frame_header& header) const;
   Verdict accept(const addend_frame_header& header, std::span<const uint8_t> sums, uint64_t now_ns,
@@ -129,13 +145,20 @@ class Stream {
   EpochView view_;
   Pace pace_;
 
-  uint64_t end_ = 0;                      // chunks of the stream so far
-  uint64_t missing_ = 0;                  // of them, those that have not come back
-  std::vector<uint32_t> idle_;            // slots with a chunk to add
-  uint64_t outstanding_ = 0;              // slots in flight, those of `again` included
-  uint64_t order_ = 0, latest_back_ = 0;  // order of sending; the latest one that came back
-  uint64_t progress_ns_ = 0, next_check_ns_ = ~uint64_t{0};
-  uint32_t silences_ = 0;  // timeouts since something came back
+  uint64_t end_ = 0;            // chunks of the stream so far
+  uint64_t highest_ = 0;        // number that was added
+  uint64_t missing_ = 0;        // of them, those that have not come back
+  std::vector<uint64_t> idle_;  // chunks to add, a heap with the lowest first
+  uint64_t outstanding_ = 0;    // slots in flight, those of `again` included
+  uint64_t order_ = 0;          // of sending
+  // By thread, the latest in that order that came back, at its first try.
+  std::array<uint64_t, ADDEND_CONTROL_MAX_THREADS> latest_back_{};
+  uint64_t oldest_ns_ = 0;                     // when the oldest that is in flight was sent
+  uint64_t next_overtaken_ns_ = ~uint64_t{0};  // when one that was overtaken counts as lost
+  uint64_t next_copy_ns_ = ~uint64_t{0};
+  uint64_t progress_ns_ = 0, probed_ns_ = 0;  // when something came back; of the last probes
+  uint32_t silences_ = 0;                     // probes since something came back
+  uint32_t batch_ = 2;                        // how many chunks the last probes were
   uint64_t resent_ = 0;
   std::vector<uint32_t> fresh_;  // slots to send for the first time
   std::vector<uint64_t> probes_;
