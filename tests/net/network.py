@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Callable, Iterable, List, Optional, Tuple
+from typing import Callable, Iterable, List, Optional, Sequence, Tuple
 
 HERE = Path(__file__).resolve().parent
 
@@ -42,11 +42,12 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 30) ->
 class Network:
     """Server namespace with addresses 10.77.W.1 and fd77:W::1 towards worker W, who has 10.77.W.2 and fd77:W::2."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, bad_wire: Sequence[object] = ()) -> None:
+        """Links are plain, or `bad_wire`: the program of that name with its options but the seed, which is another for each."""
         # Namespaces outlive their maker, so one that is told to stop cleans up first.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         self.name = f"addend{os.getpid()}"
-        self.workers = workers
+        self.workers, self.bad_wire = workers, bad_wire
         self.server_space = self.name + "s"
         self.processes: List[subprocess.Popen] = []
         run("ip", "netns", "add", self.server_space)
@@ -58,11 +59,25 @@ class Network:
     def _link(self, space: str, port: str, subnet: int) -> None:
         self.hosts.append(space)
         run("ip", "netns", "add", space)
-        run("ip", "link", "add", port, "netns", self.server_space, "type", "veth", "peer", "name", "w", "netns", space)
+        if self.bad_wire:
+            self._start_wire(space, port, subnet)
+        else:
+            run("ip", "link", "add", port, "netns", self.server_space, "type", "veth", "peer", "name", "w", "netns", space)
         for where, device, host in ((self.server_space, port, 1), (space, "w", 2)):
             self.inside(where, "ip", "addr", "add", f"10.77.{subnet}.{host}/24", "dev", device)
             self.inside(where, "ip", "addr", "add", f"fd77:{subnet}::{host}/64", "dev", device, "nodad")
             self.inside(where, "ip", "link", "set", device, "up")
+
+    def _start_wire(self, space: str, port: str, seed: int) -> None:
+        command = [*self.bad_wire, "--seed", seed + 1, f"{self.server_space}/{port}:{space}/w"]
+        process = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.processes.append(process)
+        assert process.stdout is not None
+        if process.stdout.readline() != "ready\n":
+            raise RuntimeError("the wire did not start: " + process.communicate()[1])
+        for where, device in ((self.server_space, port), (space, "w")):
+            # A window that leaves at once must find room: what overflows would be loss of another kind.
+            self.inside(where, "ip", "link", "set", device, "txqueuelen", 20000)
 
     def add_host(self, port: str) -> Tuple[str, str]:
         """One more namespace, behind the server namespace's device `port`, which forwards: its name and address."""
