@@ -48,6 +48,9 @@ class Planes {
   virtual void expect(const std::shared_ptr<Probe>& probe) = 0;
 };
 
+/// What the slots of such a job are like, but for its epoch.
+aggregate::SlotsOptions slots_of(const JobOptions& options, bool floats_allowed);
+
 /// A job as reports show it.
 struct JobView {
   std::string tenant, name;
