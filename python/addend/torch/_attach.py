@@ -12,10 +12,17 @@ import torch.distributed as dist
 import addend
 from addend import Aggregator, InvalidArgument, Unsupported
 from addend.torch import _log
-from addend.torch._checks import check_model, check_options, check_seconds
+from addend.torch._checks import check_model, check_options, check_seconds, pinned
 from addend.torch._engine import Engine, Link
 from addend.torch._hook import Handle, start
-from addend.torch._specs import Specs, keeps_residual, names_of, tables_of
+from addend.torch._specs import (
+    Specs,
+    keeps_residual,
+    kind_of,
+    names_of,
+    options_of,
+    tables_of,
+)
 
 
 def attach(
@@ -29,6 +36,7 @@ def attach(
     link: Link | None = None,
     in_place: bool | None = None,
     aggregator: str | Aggregator | None = None,
+    deterministic: bool | None = None,
 ) -> Handle:
     """Sends the gradients of a DistributedDataParallel model compressed. Collective.
 
@@ -40,7 +48,9 @@ def attach(
     when not given. in_place: let plain sums run in the bucket itself; by default only where a
     failure then still leaves the gradients alone (gradient_as_bucket_view=False). aggregator:
     "host:port" of an aggregation server (docs/service.md) that does the sums, its key in the file
-    that ADDEND_KEY_FILE names, or an addend.Aggregator with everything said.
+    that ADDEND_KEY_FILE names, or an addend.Aggregator with everything said. deterministic: plans
+    follow from the gradients alone, so that runs end with the same bits; by default if
+    torch.use_deterministic_algorithms asks for that.
     """
     model = check_model(model)
     if overrides is None:
@@ -52,6 +62,10 @@ def attach(
     group = model.process_group
     names, tables = names_of(model.module), tables_of(model.module)
     specs = Specs(codec, overrides, dist.get_world_size(group), [names[i] for i in tables])
+    if pinned(deterministic):
+        link = link or Link()
+        if aggregator is not None:
+            _check_order_is_nothing(specs, list(names.values()))
     sparse = _sparse_parameters(model.module)
     for name in sparse:
         if keeps_residual(specs.of(name)):
@@ -69,6 +83,17 @@ def attach(
     if worker.engine.rank == 0:
         _warn(specs, list(names.values()))
     return handle
+
+
+def _check_order_is_nothing(specs: Specs, names: list[str]) -> None:
+    """A server may add floats in the order in which they arrive."""
+    for name in names:
+        spec = specs.of(name)
+        if kind_of(spec) != "quant" and options_of(spec).get("values") != "reproducible":
+            raise Unsupported(
+                f"{name}: a server's sums of floats, as of codec {spec}, are not deterministic:"
+                " use exact:values=reproducible or quant"
+            )
 
 
 def _sparse_parameters(module: torch.nn.Module) -> list[str]:

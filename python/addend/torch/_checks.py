@@ -32,6 +32,15 @@ def check_seconds(what: str, value: object) -> None:
         raise InvalidArgument(f"{what} {value!r} is not a number of seconds above 0")
 
 
+def pinned(deterministic: object) -> bool:
+    """Whether plans may depend on nothing that is measured; by default as torch is told."""
+    if deterministic is None:
+        return torch.are_deterministic_algorithms_enabled()
+    if not isinstance(deterministic, bool):
+        raise InvalidArgument(f"deterministic {deterministic!r} is not True, False or None")
+    return deterministic
+
+
 def check_group(group: Any) -> Any:
     """The group that is meant, of which this rank is a member."""
     if not dist.is_initialized():

@@ -12,8 +12,9 @@ import torch.distributed as dist
 
 from addend import Codec, InvalidArgument
 from addend.torch import _header, _log
-from addend.torch._checks import check_call, check_group, check_seconds, check_tensor
+from addend.torch._checks import check_call, check_group, check_seconds, check_tensor, pinned
 from addend.torch._coder import DTYPES, CodecJob, Coder, Memory, PlainJob, Plan, Run
+from addend.torch._engine import Link
 from addend.torch._hook import start
 from addend.torch._meter import Meter
 from addend.torch._rollcall import Place
@@ -133,8 +134,9 @@ class _Context:
     for any tensor of their kind, and as much of it as is used often.
     """
 
-    def __init__(self, group: Any, deadline: float, device: torch.device) -> None:
-        self.worker: Worker = start(group, deadline, device)
+    def __init__(self, group: Any, deadline: float, device: torch.device, fixed: bool) -> None:
+        self.worker: Worker = start(group, deadline, device, Link() if fixed else None)
+        self.fixed = fixed
         self.worker.close_with(group, GROUP_GONE)
         self.meter = Meter(self.worker.engine.rank)
         self.calls = 0
@@ -240,12 +242,14 @@ def _known_context(group: Any) -> _Context | None:
     return found if found is not None and not found.worker.closed else None
 
 
-def _context(group: Any, deadline: float, device: torch.device = _CPU) -> _Context:
+def _context(
+    group: Any, deadline: float, device: torch.device = _CPU, fixed: bool = False
+) -> _Context:
     found = _known_context(group)
     if found is not None:
         return found
     group = check_group(group)
-    made = _contexts[group] = _Context(group, deadline, device)
+    made = _contexts[group] = _Context(group, deadline, device, fixed)
     return made
 
 
@@ -258,6 +262,7 @@ def all_reduce(
     group: Any | None = None,
     async_op: bool = False,
     deadline: float = 300.0,
+    deterministic: bool | None = None,
 ) -> Any:
     """Sums (or averages) a dense or sparse COO tensor over a group, in place. Collective.
 
@@ -270,6 +275,10 @@ def all_reduce(
     to call belongs to it: the residual of a codec with feedback, which is refused without a name,
     and how dense the tensor was. A name stands for one shape, type, op and codec for as long as the
     group is used.
+
+    `deterministic`: plans follow from the tensors alone, not from a measured link, so that runs end
+    with the same bits; by default if torch.use_deterministic_algorithms asks for that. To be asked
+    for from a group's first call on.
     """
     check_tensor(tensor)
     if torch.is_inference_mode_enabled():  # what is kept here is used outside of it, too
@@ -282,6 +291,7 @@ def all_reduce(
                 group=group,
                 async_op=async_op,
                 deadline=deadline,
+                deterministic=deterministic,
             )
     check_seconds("deadline", deadline)
     sparse = tensor.layout == torch.sparse_coo
@@ -290,6 +300,12 @@ def all_reduce(
     kind = _Kind(codec, op, tensor.dtype, tensor.layout, tensor.device, tensor.shape, sparse_dim)
     known: _Dense | _Sparse | None = None
     context = _known_context(group)
+    fixed = pinned(deterministic)
+    if context is not None and fixed and not context.fixed:
+        raise InvalidArgument(
+            "sums of this group began with a measured link: deterministic=True (or"
+            " torch.use_deterministic_algorithms) must be asked for from the first one on"
+        )
     usual = isinstance(codec, str) and isinstance(op, str) and isinstance(name, (str, type(None)))
     if context is not None and plain and usual:
         known = context.recall(name, kind)
@@ -298,7 +314,7 @@ def all_reduce(
         world = dist.get_world_size(check_group(group))
         spec = _spec_for(codec, name)
         check(spec, world)
-        context = _context(group, deadline, tensor.device)
+        context = _context(group, deadline, tensor.device, fixed)
         call = _Call(spec, 1.0 / world if op == "mean" else 1.0)
         known = context.recall(name, kind) or context.learn(name, kind, tensor, call)
     context.calls += 1

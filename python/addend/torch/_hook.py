@@ -63,6 +63,8 @@ def start(
 ) -> Worker:
     """A worker on a group of its own, for tensors of one device. Collective over `group`."""
     close_orphans()
+    where = "the group" if aggregator is None else "a server"
+    _agree(group, f"tensors on {device.type}, sums by {where}, link {link}")
     engine = make_engine(group, deadline_s + 30, aggregator, device.type)
 
     def exchange(message: bytes) -> list[bytes]:
@@ -86,6 +88,17 @@ def start(
         rollcall.close()
         raise
     return Worker(engine, rollcall, deadline_s)
+
+
+def _agree(group: Any, said: str) -> None:
+    """Raises Mismatch on all ranks if one says something else: they would wait for each other."""
+    own = _header.digest(said).to_bytes(8, "little")
+    replies = _group.exchange_blocking(group, _group.transport_device(group), own)
+    odd = [str(rank) for rank, reply in enumerate(replies) if reply != replies[0]]
+    if odd:
+        raise Mismatch(
+            f"ranks differ from rank 0 in what they ask for: {', '.join(odd)}; here: {said}"
+        )
 
 
 class Hook:
