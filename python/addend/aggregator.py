@@ -94,6 +94,7 @@ class ServiceReducer:
         handle = ctypes.c_void_p()
         check(library.service_create(options, ctypes.byref(handle)))
         self._world, self._worker = world, worker
+        self.job = aggregator.job
         self._handle = handle.value
         self._round = _native.Round()
         self._finalizer = weakref.finalize(self, library.reducer_destroy, handle.value)
@@ -154,6 +155,10 @@ class ServiceReducer:
                 failure, self._failure = self._failure, None
                 raise failure
             check(status)
+
+    @property
+    def closed(self) -> bool:
+        return not self._finalizer.alive
 
     def close(self) -> None:
         self._finalizer()

@@ -92,12 +92,46 @@ def test_training_over_a_server(server: tuple[str, str]) -> None:
     run_ranks(3, _body, *server)
 
 
+def _several_models(rank: int, world: int, address: str, key: str) -> list[str]:
+    """Models of all ranks and of some, one after the other and at once, by one server."""
+    os.environ["ADDEND_KEY_FILE"] = key
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    first = _Training(rank, aggregator=address)
+    second = _Training(rank, aggregator=address)
+    third = _Training(rank, aggregator=address, process_group=pairs[rank // 2])
+    for _ in range(3):
+        for one in (first, second, third):
+            one.step()
+    first.check_replicas()
+    second.check_replicas()
+    assert second.handle is not None
+    second.handle.close()
+    # The name is free again, and the others did not notice.
+    fourth = _Training(rank, aggregator=address)
+    for _ in range(3):
+        for one in (third, fourth, first):
+            one.step()
+    fourth.check_replicas()
+    handles = [one.handle for one in (first, second, third, fourth)]
+    names = [handle._worker.engine.reducer.job for handle in handles]
+    for handle in handles:
+        handle.close()
+    return names
+
+
+def test_each_model_has_a_job_of_its_own(server: tuple[str, str]) -> None:
+    for rank, names in enumerate(run_ranks(4, _several_models, *server)):
+        of_pair = "default.3" if rank < 2 else "default.rank2"
+        assert names == ["default", "default.2", of_pair, "default.2"]
+
+
 class _Training:
     """Steps of a small model, the same parameters on all ranks after each."""
 
-    def __init__(self, rank: int, **options: Any) -> None:
+    def __init__(self, rank: int, process_group: Any = None, **options: Any) -> None:
         torch.manual_seed(0)
-        self.model = DistributedDataParallel(torch.nn.Linear(64, 32))
+        layer = torch.nn.Linear(64, 32)
+        self.model = DistributedDataParallel(layer, process_group=process_group)
         self.handle = addend.torch.attach(self.model, **options) if options else None
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.generator = torch.Generator().manual_seed(rank)

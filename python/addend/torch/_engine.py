@@ -33,7 +33,7 @@ import torch.distributed as dist
 
 from addend import Aggregator, Changed, Op, Plane, ServiceReducer, fold, fold_table
 from addend.mesh import Bytes, Hauler, Mesh, aligned
-from addend.torch import _group, _log
+from addend.torch import _group, _jobs, _log
 from addend.torch._group import Group
 from addend.torch._rollcall import RollCall
 from addend.torch._works import HaulWork, MeshWork, Staged, Steps, Wait, run
@@ -473,8 +473,7 @@ def make_engine(
     if aggregator is None:
         engine = Engine(twin, device, native)
     else:
-        world, rank = dist.get_world_size(twin), dist.get_rank(twin)
-        reducer = ServiceReducer(aggregator, world, rank)
+        reducer = _jobs.join(aggregator, twin, device)
         engine = AggregatedEngine(
             twin,
             device,
