@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import statistics
 import time
+from datetime import timedelta
 from typing import Any, Callable
 
 import pytest
@@ -32,7 +33,7 @@ from training import (  # noqa: E402
     trainer,
 )
 
-from addend.torch import Link  # noqa: E402
+from addend.torch import Link, _collectives  # noqa: E402
 
 HAS_SCALER = hasattr(torch.amp, "GradScaler")
 
@@ -236,6 +237,24 @@ def differ(rank: int, world: int, views: bool) -> float:
 @pytest.mark.parametrize("views", [False, True])
 def test_ranks_that_differ_are_told(views: bool) -> None:
     assert max(run_ranks(3, differ, views)) < 30.0
+
+
+def deadlines(rank: int, world: int) -> tuple[float, ...]:
+    import addend.torch
+
+    addend.torch.all_reduce(torch.ones(3))
+    short = dist.new_group(timeout=timedelta(seconds=33))
+    made = [
+        trainer(Recommender, recommender_loss, "exact", options, asked)
+        for options, asked in (({}, {}), ({"process_group": short}, {}), ({}, {"deadline": 7}))
+    ]
+    workers = [one.handle._worker for one in made]
+    workers.append(_collectives._context(None, None).worker)
+    return tuple(worker.deadline_s for worker in workers)
+
+
+def test_the_deadline_is_the_groups_own_unless_one_is_given() -> None:
+    assert run_ranks(2, deadlines, timeout_s=100) == [(100.0, 33.0, 7, 100.0)] * 2
 
 
 class Odd(nn.Module):

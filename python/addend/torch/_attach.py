@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import addend
 from addend import Aggregator, InvalidArgument, Unsupported
-from addend.torch import _log
+from addend.torch import _group, _log
 from addend.torch._checks import check_model, check_options, check_seconds, pinned
 from addend.torch._engine import Engine, Link
 from addend.torch._hook import Handle, start
@@ -31,7 +31,7 @@ def attach(
     *,
     overrides: Mapping[str, str] | None = None,
     scaler: Any | None = None,
-    deadline: float = 300.0,
+    deadline: float | None = None,
     seed: int = 0,
     link: Link | None = None,
     in_place: bool | None = None,
@@ -43,7 +43,8 @@ def attach(
     codec: "exact" (lossless, chosen per bucket, dense where that is cheaper), "quant:bits=4", or
     any other spec. overrides: specs by parameter name pattern ({"*.bias": "dense"}), the first
     match counts. scaler: the GradScaler in use, if any, so that residuals follow its scale.
-    deadline: seconds that a bucket may wait for another rank before the step fails on all of them.
+    deadline: seconds that a bucket may wait for another rank before the step fails on all of them;
+    the timeout of the model's process group when not given.
     seed: of quantisation; the same on all ranks. link: the network's latency and speed, measured
     when not given. in_place: let plain sums run in the bucket itself; by default only where a
     failure then still leaves the gradients alone (gradient_as_bucket_view=False). aggregator:
@@ -57,6 +58,8 @@ def attach(
         overrides = {}
     if isinstance(aggregator, str):
         aggregator = Aggregator(aggregator)
+    if deadline is None:
+        deadline = _group.timeout_s(model.process_group)
     check_seconds("deadline", deadline)
     check_options(overrides, scaler, seed, link, aggregator)
     group = model.process_group

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from addend import Codec, InvalidArgument
-from addend.torch import _header, _log
+from addend.torch import _group, _header, _log
 from addend.torch._checks import check_call, check_group, check_seconds, check_tensor, pinned
 from addend.torch._coder import DTYPES, CodecJob, Coder, Memory, PlainJob, Plan, Run
 from addend.torch._engine import Link
@@ -243,12 +243,14 @@ def _known_context(group: Any) -> _Context | None:
 
 
 def _context(
-    group: Any, deadline: float, device: torch.device = _CPU, fixed: bool = False
+    group: Any, deadline: float | None, device: torch.device = _CPU, fixed: bool = False
 ) -> _Context:
     found = _known_context(group)
     if found is not None:
         return found
     group = check_group(group)
+    if deadline is None:
+        deadline = _group.timeout_s(group)
     made = _contexts[group] = _Context(group, deadline, device, fixed)
     return made
 
@@ -261,7 +263,7 @@ def all_reduce(
     name: str | None = None,
     group: Any | None = None,
     async_op: bool = False,
-    deadline: float = 300.0,
+    deadline: float | None = None,
     deterministic: bool | None = None,
 ) -> Any:
     """Sums (or averages) a dense or sparse COO tensor over a group, in place. Collective.
@@ -269,7 +271,8 @@ def all_reduce(
     Returns the tensor, or with `async_op` a `Pending` whose `wait()` returns it. A sparse result is
     coalesced. On failure the tensor is as it was. All ranks pass the same shape, type, op, codec
     and name; a difference is an error on all of them. The first call on a group makes a group of
-    our own beside it and measures the link; its `deadline` counts for the later calls too.
+    our own beside it and measures the link; its `deadline`, seconds that a sum may wait for another
+    rank, by default the timeout of the group, counts for the later calls too.
 
     `name`: whose sum this is, of all the sums that are made again and again. What is kept from call
     to call belongs to it: the residual of a codec with feedback, which is refused without a name,
@@ -293,7 +296,8 @@ def all_reduce(
                 deadline=deadline,
                 deterministic=deterministic,
             )
-    check_seconds("deadline", deadline)
+    if deadline is not None:
+        check_seconds("deadline", deadline)
     sparse = tensor.layout == torch.sparse_coo
     plain = sparse or (tensor.layout == torch.strided and tensor.is_contiguous())
     sparse_dim = tensor.sparse_dim() if sparse else 0

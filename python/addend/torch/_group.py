@@ -120,6 +120,19 @@ def transport_device(group: Group) -> torch.device:
     return torch.device("cpu")
 
 
+def timeout_s(group: Group) -> float:
+    """How long the group's own collectives wait for a rank."""
+    device = transport_device(group)
+    for find in (
+        lambda: group._get_backend(device).options._timeout,
+        lambda: group.options._timeout,  # of an older torch
+        lambda: dist.distributed_c10d.default_pg_timeout,
+    ):
+        with contextlib.suppress(AttributeError, RuntimeError):
+            return float(find().total_seconds())
+    return 1800.0
+
+
 # How a plane's lanes look to a backend. u8 and u16 lanes cannot overflow, so neighbours may share a
 # wider lane: no carry ever crosses. Unsigned order becomes signed order by flipping the top bit.
 _VIEWS = {
