@@ -15,7 +15,7 @@ constexpr uint64_t kReorder = 3;
 // How many chunks are sent again when nothing tells what became of them; the lowest ones hold up
 // everything. Each time more: another worker may be slow, and then it is in vain; but with a quorum
 // whatever was lost must be there before patience ends.
-constexpr uint32_t kProbes = 8, kMoreProbes = 4;
+constexpr uint32_t kAsked = 8, kMoreAsked = 4;
 // Turns behind the first slot at which one is what the end of the round will wait for.
 constexpr uint64_t kFarBehind = 2;
 // Timeouts in a row, each twice as long as the one before, that no lost frame explains.
@@ -172,7 +172,7 @@ std::span<const Stream::Frame> Stream::collect(uint64_t now_ns) {
   fresh_.clear();
   send_overtaken(now_ns);
   send_copies(now_ns);
-  if (outstanding_ > 0 && now_ns >= next_probe_ns()) send_probes(now_ns);
+  if (outstanding_ > 0 && now_ns >= next_ask_ns()) ask_again(now_ns);
   return out_;
 }
 
@@ -223,38 +223,38 @@ void Stream::send_copies(uint64_t now_ns) {
 
 // How long a chunk has to come back before it is asked for. Where results arrive, nobody is slow,
 // and the end of their row is the time.
-uint64_t Stream::probe_after_ns() const {
+uint64_t Stream::ask_after_ns() const {
   const bool arriving = silences_ == 0 && progress_ns_ > oldest_ns_;
   return arriving ? 5 * pace_.reorder_ns() : pace_.timeout_ns(silences_);
 }
 
 // When something had time to come back, did not, and nothing else came for a while: where results
 // arrive, those that are missing are overtaken, or their turn has not come.
-uint64_t Stream::next_probe_ns() const {
-  return std::max({oldest_ns_ + probe_after_ns(), progress_ns_ + 2 * pace_.reorder_ns(),
-                   probed_ns_ + pace_.timeout_ns(silences_)});
+uint64_t Stream::next_ask_ns() const {
+  return std::max({oldest_ns_ + ask_after_ns(), progress_ns_ + 2 * pace_.reorder_ns(),
+                   asked_ns_ + pace_.timeout_ns(silences_)});
 }
 
-void Stream::send_probes(uint64_t now_ns) {
+void Stream::ask_again(uint64_t now_ns) {
   // Lowest in the order of the stream first, counting what is sent once more for others: the lowest
-  // of all is in flight on every worker that some other worker waits for, so the probes meet.
-  probes_.clear();
+  // of all is in flight on every worker that some other worker waits for, so they meet.
+  asked_.clear();
   for (uint32_t s = 0; s < slots_; ++s) {
-    if (states_[s].busy() && now_ns >= states_[s].sent_ns + probe_after_ns())
-      probes_.push_back(number_in_flight(s));
+    if (states_[s].busy() && now_ns >= states_[s].sent_ns + ask_after_ns())
+      asked_.push_back(number_in_flight(s));
   }
-  batch_ = std::min(kMoreProbes * batch_, slots_);
-  const auto middle = probes_.begin() + std::min<std::ptrdiff_t>(batch_, std::ssize(probes_));
-  std::partial_sort(probes_.begin(), middle, probes_.end());
-  for (auto number = probes_.begin(); number != middle; ++number)
+  batch_ = std::min(kMoreAsked * batch_, slots_);
+  const auto middle = asked_.begin() + std::min<std::ptrdiff_t>(batch_, std::ssize(asked_));
+  std::partial_sort(asked_.begin(), middle, asked_.end());
+  for (auto number = asked_.begin(); number != middle; ++number)
     send(static_cast<uint32_t>(*number % slots_), now_ns);
   if (++silences_ >= kLongSilence) pace_.silent();
-  probed_ns_ = now_ns;
+  asked_ns_ = now_ns;
 }
 
 uint64_t Stream::next_timeout_ns() const {
   if (outstanding_ == 0) return ~uint64_t{0};
-  return std::min({next_probe_ns(), next_overtaken_ns_, next_copy_ns_});
+  return std::min({next_ask_ns(), next_overtaken_ns_, next_copy_ns_});
 }
 
 bool Stream::authentic(std::span<const uint8_t> datagram, addend_frame_header& header) const {
@@ -302,7 +302,7 @@ Stream::Verdict Stream::accept(const addend_frame_header& header, std::span<cons
   if (state.tries == 1) {
     if (!overtaken(header.slot)) pace_.measured(now_ns - state.sent_ns);
     latest_back(header.slot) = std::max(latest_back(header.slot), state.order);
-    batch_ = kProbes / kMoreProbes;
+    batch_ = kAsked / kMoreAsked;
   }
   pace_.progressed();
   progress_ns_ = now_ns;

@@ -128,9 +128,9 @@ class Stream {
   void put(uint32_t slot, uint8_t resent);
   void send_overtaken(uint64_t now_ns);
   void send_copies(uint64_t now_ns);
-  void send_probes(uint64_t now_ns);
-  uint64_t probe_after_ns() const;
-  uint64_t next_probe_ns() const;
+  void ask_again(uint64_t now_ns);
+  uint64_t ask_after_ns() const;
+  uint64_t next_ask_ns() const;
   bool authentic(std::span<const uint8_t> datagram, addend_frame_header& header) const;
   bool answers(const addend_frame_header& header) const;
   Verdict accept(const addend_frame_header& header, std::span<const uint8_t> sums, uint64_t now_ns,
@@ -146,8 +146,8 @@ class Stream {
   Pace pace_;
 
   uint64_t end_ = 0;            // chunks of the stream so far
-  uint64_t highest_ = 0;        // number that was added
   uint64_t missing_ = 0;        // of them, those that have not come back
+  uint64_t highest_ = 0;        // number of a chunk that was added
   std::vector<uint64_t> idle_;  // chunks to add, a heap with the lowest first
   uint64_t outstanding_ = 0;    // slots in flight, those of `again` included
   uint64_t order_ = 0;          // of sending
@@ -156,12 +156,12 @@ class Stream {
   uint64_t oldest_ns_ = 0;                     // when the oldest that is in flight was sent
   uint64_t next_overtaken_ns_ = ~uint64_t{0};  // when one that was overtaken counts as lost
   uint64_t next_copy_ns_ = ~uint64_t{0};
-  uint64_t progress_ns_ = 0, probed_ns_ = 0;  // when something came back; of the last probes
-  uint32_t silences_ = 0;                     // probes since something came back
-  uint32_t batch_ = 2;                        // how many chunks the last probes were
+  uint64_t progress_ns_ = 0, asked_ns_ = 0;  // when something came back; asked again
+  uint32_t silences_ = 0;                    // times asked since something came back
+  uint32_t batch_ = 2;                       // chunks that were asked for the last time
   uint64_t resent_ = 0;
   std::vector<uint32_t> fresh_;  // slots to send for the first time
-  std::vector<uint64_t> probes_;
+  std::vector<uint64_t> asked_;
   std::vector<Frame> out_;
 };
 
