@@ -238,6 +238,72 @@ def test_sparse_embeddings(world: int) -> None:
     run_ranks(world, train_with_sparse_gradients)
 
 
+# ---- torch.compile
+
+
+def train_compiled_models(rank: int, world: int) -> None:
+    """Within DDP, around it, around it before attach, and a part of a model."""
+    import addend.torch
+
+    compiled = functools.partial(torch.compile, backend="aot_eager")
+    plain = fit(Recommender, recommender_loss, None)
+    names = set(plain.parameters)
+
+    def inside() -> Any:
+        return compiled(Recommender())
+
+    def partly() -> Any:
+        model = Recommender()
+        model.layers[0] = compiled(model.layers[0])
+        return model
+
+    for make in (inside, partly):
+        made = trainer(make, recommender_loss, "")
+        assert any("_orig_mod." in name for name in made.parameters())
+        made.run(0, 6)
+        run = made.result()
+        run.parameters = {n.replace("_orig_mod.", ""): p for n, p in run.parameters.items()}
+        assert_lossless(run, plain)
+        assert set(made.handle.state_dict()["parameters"]) == names
+        made.handle.close()
+    for attached_first in (True, False):
+        made = trainer(Recommender, recommender_loss, "" if attached_first else None)
+        around = compiled(made.model)
+        if not attached_first:
+            made.handle = addend.torch.attach(around)
+        made.loss = lambda _, rank, step, around=around: recommender_loss(around, rank, step)
+        made.run(0, 6)
+        run = made.result()
+        assert_lossless(run, plain)
+        assert run.metrics["step"] == 5
+        assert run.metrics["hook_calls"] == 6
+        made.handle.close()
+
+
+def test_compiled_models() -> None:
+    run_ranks(2, train_compiled_models)
+
+
+def load_the_state_of_a_compiled_model(rank: int, world: int) -> None:
+    codec = "quant:bits=4,feedback=float"
+    made = trainer(lambda: torch.compile(Recommender(), backend="eager"), recommender_loss, codec)
+    made.run(0, 3)
+    state = made.handle.state_dict()
+    # As it was before names were stripped.
+    state["parameters"] = {f"_orig_mod.{name}": one for name, one in state["parameters"].items()}
+    other = trainer(Recommender, recommender_loss, codec)
+    other.model.module.load_state_dict(made.model.module._orig_mod.state_dict())
+    other.handle.load_state_dict(state)
+    for one in (made, other):
+        one.run(3, 3)
+    for mine, its in zip(made.parameters().values(), other.parameters().values()):
+        assert torch.equal(mine, its)
+
+
+def test_states_move_between_compiled_models_and_others() -> None:
+    run_ranks(2, load_the_state_of_a_compiled_model)
+
+
 # ---- several models, subgroups
 
 

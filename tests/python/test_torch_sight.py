@@ -336,32 +336,40 @@ def all_threads() -> dict[str, Any]:
     return {"experimental_config": config}
 
 
-def profile_a_thread(rank: int, world: int) -> tuple[bool, set[str]]:
-    """Whether this torch shows ranges of other threads, and those of a backward's worker."""
-    model, handle = attach("exact:mode=packed")
+def profile_backward(rank: int, world: int, everywhere: bool) -> tuple[bool, dict[str, int]]:
+    """Whether ranges of other threads are shown, and how many of ours are, by name."""
+    model, handle = attach("exact:mode=packed", doubles=True)
     one_step(model, rank)
 
     def plain() -> None:
         with torch.autograd.profiler.record_function("plain thread"):
             pass
 
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], **all_threads()
-    ) as profiler:
+    options = all_threads() if everywhere else {}
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, **options) as profiler:
         thread = threading.Thread(target=plain)
         thread.start()
         thread.join()
         one_step(model, rank)
-    seen = {event.name for event in profiler.events()}
+    seen = collections.Counter(event.name for event in profiler.events())
     handle.close()
-    return "plain thread" in seen, {name for name in seen if name.startswith("addend::")}
+    return "plain thread" in seen, {k: n for k, n in seen.items() if k.startswith("addend::")}
 
 
-def test_stages_of_the_worker_are_ranges_where_torch_shows_other_threads() -> None:
-    for shown, ranges in run_ranks(2, profile_a_thread):
+def test_a_profiler_shows_what_the_hook_costs_backward() -> None:
+    for shown, ranges in run_ranks(2, profile_backward, False):
+        assert not shown
+        assert ranges == {"addend::hook": BUCKETS}
+
+
+def test_a_profiler_of_all_threads_shows_the_workers_stages() -> None:
+    for shown, ranges in run_ranks(2, profile_backward, True):
         if not shown:
             pytest.skip("this torch's profiler shows no ranges of plain threads")
-        assert {"addend::encode", "addend::decode"} <= ranges
+        assert ranges["addend::hook"] == BUCKETS
+        assert ranges["addend::decode"] == BUCKETS
+        assert ranges["addend::encode"] >= 1  # doubles are not encoded
 
 
 # ---- log lines

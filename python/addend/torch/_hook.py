@@ -17,7 +17,7 @@ from addend import Aggregator, Codec, InvalidArgument, Mismatch
 from addend.torch import _group, _header, _log
 from addend.torch._coder import DTYPES, CodecJob, Coder, Memory, PlainJob, Plan, Run
 from addend.torch._engine import Engine, Link, make_engine, measure_link, open_hauler, open_mesh
-from addend.torch._meter import Meter
+from addend.torch._meter import Meter, profiler_range
 from addend.torch._rollcall import Place, RollCall
 from addend.torch._sparse import SparseJob, SparseSums
 from addend.torch._specs import Specs, bare, names_of
@@ -119,7 +119,8 @@ class Hook:
         bucket: dist.GradBucket,  # type: ignore[name-defined]  # torch's own stubs lack it
     ) -> torch.futures.Future[torch.Tensor]:
         if self.handle is not None:
-            return self.handle._submit(bucket)
+            with profiler_range("addend::hook"):
+                return self.handle._submit(bucket)
         # To the bit what DDP does where it has no hook.
         buffer, world = bucket.buffer(), dist.get_world_size(self._group)
         summed = buffer.div_(world) if buffer.is_sparse else buffer.mul_(1.0 / world)

@@ -20,7 +20,7 @@ from addend.torch._rollcall import Place
 _MOST_EVENTS = 200_000
 _MOST_TRIPS = 16
 # A range for torch's profiler; the light kind is not in every torch.
-_range = getattr(
+profiler_range = getattr(
     getattr(torch._C, "_profiler", None),
     "_RecordFunctionFast",
     torch.autograd.profiler.record_function,
@@ -93,7 +93,7 @@ class _Stage:
 
     def __init__(self, meter: Meter, *what: Any) -> None:
         self._meter, self._what = meter, what
-        self._range = _range(f"addend::{what[0]}")
+        self._range = profiler_range(f"addend::{what[0]}")
 
     def __enter__(self) -> None:
         self._begin = time.perf_counter()
