@@ -26,10 +26,10 @@ class Aggregator:
     """Where the server is and who we are there.
 
     `key_file`: as `addend keygen` makes it; by default what ADDEND_KEY_FILE names. Or certificates:
-    `authority`, `certificate`, `certificate_key`, PEM files. `slots`, `payload_bytes` (at most), `patience_s`
-    and `quorum` count for the worker whose join makes the job; all workers must name the same
-    quorum, 0 if every worker must contribute. `return_timeout_s`: how long to wait for a server
-    that is gone, before the process group does the sums instead (not with a quorum).
+    `authority`, `certificate`, `certificate_key`, PEM files. `slots`, `payload_bytes` (at most),
+    `patience_s` and `quorum` count for the worker whose join makes the job; all workers must name
+    the same quorum, 0 if every worker must contribute. `return_timeout_s`: how long to wait for a
+    server that is gone, before the process group does the sums instead (not with a quorum).
     """
 
     address: str  # "host:port" of the control plane

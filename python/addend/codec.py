@@ -107,8 +107,8 @@ class Codec:
         library.codec_cancel(self._open())
 
     def set_missing(self, workers: int) -> None:
-        """Between begin and finish: the sums are without these workers (bit w is worker w). The mean
-        of the others stands for their gradients. One of them gets the others' sum, drops its
+        """Between begin and finish: the sums are without these workers (bit w is worker w). The
+        mean of the others stands for their gradients. One of them gets the others' sum, drops its
         gradient, and keeps the residual that it had. Unsupported for codecs that need every
         worker."""
         check(library.codec_set_missing(self._open(), _unsigned("workers", workers, 64)))
