@@ -93,7 +93,10 @@ class Training:
         self._alone = copy.deepcopy(self._net)
         self._model = DistributedDataParallel(self._net, gradient_as_bucket_view=case.views)
         self.handle = addend.torch.attach(
-            self._model, codec=SPECS[case.codec], link=link_of(case), deadline=deadline_s
+            self._model,
+            overrides={"*": SPECS[case.codec]},  # a codec would spare tables
+            link=link_of(case),
+            deadline=deadline_s,
         )
         self.worker = self.handle._worker
         self.first_step = 0
