@@ -43,11 +43,12 @@ def attach(
     codec: "exact" (lossless, chosen per bucket, dense where that is cheaper), "quant:bits=4", or
     any other spec. overrides: specs by parameter name pattern ({"*.bias": "dense"}), the first
     match counts. scaler: the GradScaler in use, if any, so that residuals follow its scale.
+    A lossy codec leaves embedding tables to "exact" unless overrides name them (docs/pytorch.md).
     deadline: seconds that a bucket may wait for another rank before the step fails on all of them;
-    the timeout of the model's process group when not given.
-    seed: of quantisation; the same on all ranks. link: the network's latency and speed, measured
-    when not given. in_place: let plain sums run in the bucket itself; by default only where a
-    failure then still leaves the gradients alone (gradient_as_bucket_view=False). aggregator:
+    the timeout of the model's process group when not given. seed: of quantisation; the same on all
+    ranks. link: the network's latency and speed, measured when not given. in_place: let plain sums
+    run in the bucket itself; by default only where a failure then still leaves the gradients alone
+    (gradient_as_bucket_view=False). aggregator:
     "host:port" of an aggregation server (docs/service.md) that does the sums, its key in the file
     that ADDEND_KEY_FILE names, or an addend.Aggregator with everything said. deterministic: plans
     follow from the gradients alone, so that runs end with the same bits; by default if

@@ -315,11 +315,8 @@ def all_reduce(
         known = context.recall(name, kind)
     if context is None or known is None:
         check_call(tensor, op, codec, name)
-        world = dist.get_world_size(check_group(group))
-        spec = _spec_for(codec, name)
-        check(spec, world)
+        call = _make_call(codec, name, op, dist.get_world_size(check_group(group)))
         context = _context(group, deadline, tensor.device, fixed)
-        call = _Call(spec, 1.0 / world if op == "mean" else 1.0)
         known = context.recall(name, kind) or context.learn(name, kind, tensor, call)
     context.calls += 1
     if isinstance(known, _Sparse):
@@ -336,13 +333,14 @@ def all_reduce(
     return pending if async_op else pending.wait()
 
 
-def _spec_for(codec: str, name: str | None) -> str:
-    """The spec as it travels. Without a name, the next tensor of a kind may be another one, and
-    what was dense may be sparse: so `exact` looks every time."""
+def _make_call(codec: str, name: str | None, op: str, world: int) -> _Call:
+    """With the spec as it travels. Without a name, the next tensor of a kind may be another one,
+    and what was dense may be sparse: so `exact` looks every time."""
     spec = tuned(codec)
     if name is None and kind_of(spec) == "exact":
-        return with_option(spec, "probe", "0")
-    return spec
+        spec = with_option(spec, "probe", "0")
+    check(spec, world)
+    return _Call(spec, 1.0 / world if op == "mean" else 1.0)
 
 
 def _sparse_job(context: _Context, tensor: torch.Tensor, known: _Sparse) -> tuple[Pending, Job]:

@@ -70,7 +70,7 @@ def tables_of(module: torch.nn.Module) -> set[int]:
     others: set[int] = set()
     for one in module.modules():
         found = tables if isinstance(one, kinds) else others
-        found.update(id(p) for p in one.parameters(recurse=False))
+        found.update(id(p) for p in one.parameters(recurse=False) if p.requires_grad)
     return tables - others
 
 
