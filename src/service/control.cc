@@ -4,10 +4,11 @@
 #include <algorithm>
 #include <chrono>
 
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+
+#include "net/tcp_listener.h"
 
 namespace addend::service {
 namespace {
@@ -26,27 +27,8 @@ constexpr std::size_t kSmallMessage = 4096;
 // Of one connection, before the others have their turn; and new ones.
 constexpr int kMessagesATurn = 16;
 constexpr int kAcceptsATurn = 64;
-constexpr int kBacklog = 1024;
 // How often it is asked whether two that claim one place have settled it.
 constexpr std::chrono::milliseconds kRivals{20};
-
-Result<net::Descriptor> listen_at(const net::Address& address, uint16_t& port) {
-  net::Descriptor socket(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket) return net::io_error("cannot make a TCP socket");
-  const int off = 0, on = 1;
-  setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
-  setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  if (bind(socket.get(), reinterpret_cast<const sockaddr*>(&address.raw), sizeof(address.raw)) !=
-          0 ||
-      listen(socket.get(), kBacklog) != 0) {
-    return net::io_error("cannot listen at TCP " + address.to_string());
-  }
-  net::Address bound;
-  socklen_t length = sizeof(bound.raw);
-  getsockname(socket.get(), reinterpret_cast<sockaddr*>(&bound.raw), &length);
-  port = bound.port();
-  return socket;
-}
 
 }  // namespace
 
@@ -58,7 +40,7 @@ Result<std::unique_ptr<Control>> Control::start(
     const std::function<std::unique_ptr<Registry>(Mail& mail)>& make_registry, JobCounters counters,
     LogSink log) {
   std::unique_ptr<Control> control(new Control(options, std::move(counters), std::move(log)));
-  auto listener = listen_at(options.address, control->port_);
+  auto listener = net::listen_tcp(options.address, control->port_);
   if (!listener) return listener.error();
   control->listener_ = *std::move(listener);
   control->wake_ = net::Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));

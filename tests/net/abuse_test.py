@@ -179,6 +179,19 @@ class AbuseTest(unittest.TestCase):
         server.work()
         self.assertLess(server.processor_s() - used, 3)
 
+    def test_pages_beside_slow_readers(self) -> None:
+        server = self.serve()
+        slow = []
+        self.addCleanup(lambda: [one.close() for one in slow])
+        for i in range(200):
+            one = socket.socket()
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+            one.connect(("127.0.0.1", server.http))
+            one.sendall(b"GET /metrics HTTP/1.1\r\n" + (b"\r\n" if i % 2 else b"X: "))
+            slow.append(one)
+        self.assertIn("addend_jobs", server.page(timeout=20))
+        server.work()
+
 
 def bench() -> int:
     """Steps of the honest tenant, with and without, in turn; medians."""

@@ -387,8 +387,7 @@ namespace addend {
 bool has_service() { return false; }
 Result<std::unique_ptr<Reducer>> create_service_reducer(const ServiceReducerOptions&) {
   return make_error(Errc::kUnsupported,
-                    "this build has no aggregation service; install libssl-dev and "
-                    "libcpp-httplib-dev and build again");
+                    "this build has no aggregation service; install libssl-dev and build again");
 }
 
 }  // namespace addend
