@@ -6,12 +6,10 @@
 #include <string>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
-#include <spdlog/sinks/stdout_sinks.h>
-#include <spdlog/spdlog.h>
 
 #include "apps/addend/command.h"
 #include "apps/addend/harden.h"
+#include "apps/addend/log.h"
 #include "apps/addend/serve_config.h"
 #include "apps/addend/serve_files.h"
 
@@ -32,46 +30,7 @@ constexpr const char* kFooter =
     "  addend keygen lab.key && addend serve --key lab.key\n"
     "  addend serve --config /etc/addend/serve.toml --state-dir /var/lib/addend\n";
 
-spdlog::level::level_enum level_of(LogLevel level) {
-  constexpr spdlog::level::level_enum kLevels[] = {spdlog::level::debug, spdlog::level::info,
-                                                   spdlog::level::warn, spdlog::level::err};
-  return kLevels[static_cast<std::size_t>(level)];
-}
-
-std::shared_ptr<spdlog::logger> make_logger(const ServeConfig& config) {
-  auto logger =
-      std::make_shared<spdlog::logger>("addend", std::make_shared<spdlog::sinks::stderr_sink_mt>());
-  logger->set_level(spdlog::level::from_str(config.log_level));
-  logger->flush_on(spdlog::level::info);
-  logger->set_pattern(config.json_log ? "%v" : "%Y-%m-%dT%H:%M:%S.%e%z %l %v");
-  return logger;
-}
-
-// One line an event: "event name=value ...", or a JSON object.
-LogSink sink_of(const std::shared_ptr<spdlog::logger>& logger, const ServeConfig& config) {
-  return [logger, json = config.json_log](LogLevel level, std::string_view event,
-                                          std::span<const LogField> fields) {
-    if (!logger->should_log(level_of(level))) return;
-    if (json) {
-      nlohmann::ordered_json line = {
-          {"time",
-           std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch())
-               .count()},
-          {"level", spdlog::level::to_string_view(level_of(level)).data()},
-          {"event", event}};
-      for (const LogField& field : fields)
-        line[std::string(field.name)] = field.value;
-      logger->log(level_of(level), "{}", line.dump());
-      return;
-    }
-    std::string text(event);
-    for (const LogField& field : fields)
-      text += fmt::format(" {}={}", field.name, field.value);
-    logger->log(level_of(level), "{}", text);
-  };
-}
-
-// Sockets are open, keys and certificates are read, and the log has found its time zone.
+// Sockets are open, keys and certificates are read.
 Status harden(const ServeConfig& config, const LogSink& log) {
   ADDEND_TRY(drop_privileges(config.user));
   if (config.seccomp) ADDEND_TRY(restrict_system_calls());
@@ -101,7 +60,7 @@ std::string fixed_changes(const ServeConfig& old, const ServeConfig& now) {
   return names;
 }
 
-void reload(ServeFiles& files, Server& server, ServeConfig& config, spdlog::logger& logger,
+void reload(ServeFiles& files, Server& server, ServeConfig& config, Log& logger,
             const LogSink& log) {
   auto read = files.config();
   const Status status = read ? server.reload(read->server) : Status(read.error());
@@ -109,7 +68,7 @@ void reload(ServeFiles& files, Server& server, ServeConfig& config, spdlog::logg
     const LogField fields[] = {{"why", status.error().message}};
     return log(LogLevel::kError, "reload refused: all settings stay as they were", fields);
   }
-  logger.set_level(spdlog::level::from_str(read->log_level));
+  logger.set_level(read->log_level);
   config.drain_s = read->drain_s;
   if (const std::string fixed = fixed_changes(config, *read); !fixed.empty()) {
     const LogField fields[] = {{"settings", fixed}};
@@ -158,8 +117,8 @@ int run_serve(const ServeOptions& options) {
       return (*files)->save(bytes);
     };
   }
-  const auto logger = make_logger(*config);
-  const LogSink log = sink_of(logger, *config);
+  Log logger(*config);
+  const LogSink log = logger.sink();
   auto server = Server::start(config->server, log);
   if (!server) return fail(start_error(server.error(), options));
   const Status status = harden(*config, log);
@@ -168,7 +127,7 @@ int run_serve(const ServeOptions& options) {
   std::fflush(stdout);
   int signal_number = 0;
   while (sigwait(&signals, &signal_number) == 0 && signal_number == SIGHUP)
-    reload(**files, **server, *config, *logger, log);
+    reload(**files, **server, *config, logger, log);
   stop(**server, *config, signals, log);
   return 0;
 }

@@ -6,10 +6,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import resource
+import signal
 import socket
 import statistics
 import subprocess
@@ -191,6 +193,35 @@ class AbuseTest(unittest.TestCase):
             slow.append(one)
         self.assertIn("addend_jobs", server.page(timeout=20))
         server.work()
+
+    def test_a_log_that_nobody_reads(self) -> None:
+        reader, writer = os.pipe()
+        self.addCleanup(os.close, reader)
+        self.addCleanup(os.close, writer)
+        os.set_blocking(writer, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writer, b"nobody reads this\n")
+        os.set_blocking(writer, True)
+        server = self.serve(stderr=writer)
+        for _ in range(200):
+            with socket.create_connection(("127.0.0.1", server.control)) as one:
+                one.sendall(b"this is no handshake\r\n" * 4)
+        server.work()
+        # It can be told to stop, too, and says what it left out.
+        server.process.send_signal(signal.SIGTERM)
+        os.set_blocking(reader, False)
+        log = b""
+
+        def drained() -> bool:
+            nonlocal log
+            with contextlib.suppress(BlockingIOError):
+                log += os.read(reader, 1 << 20)
+            return server.process.poll() is not None
+
+        wait_until(drained, "the end of the server")
+        self.assertEqual(server.process.returncode, 0)
+        self.assertIn(b"left out", log)
 
 
 def bench() -> int:
