@@ -168,7 +168,7 @@ struct ServiceReducerOptions {
   /// Likewise; 0: every worker must contribute. Otherwise a step goes on without the workers that
   /// are not there when patience ends, if at least so many are: see Reducer::missing.
   uint32_t quorum = 0;
-  /// How long to wait for the other workers when joining.
+  /// How long to wait for the server and the other workers when joining.
   std::chrono::milliseconds join_timeout{60000};
   /// How long to wait for a server that is gone to come back; 0: until the caller's deadline.
   std::chrono::milliseconds return_timeout{0};

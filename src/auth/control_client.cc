@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <thread>
 
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -12,6 +13,9 @@
 
 namespace addend::auth {
 namespace {
+
+// Between tries to reach a server that is not up.
+constexpr std::chrono::milliseconds kPause{100};
 
 int milliseconds_until(Deadline deadline) {
   const auto left =
@@ -63,6 +67,26 @@ ControlClient::ControlClient(TlsContext context, net::Descriptor socket, TlsStre
 
 Result<std::unique_ptr<ControlClient>> ControlClient::connect(const ServiceAccess& access,
                                                               Deadline deadline) {
+  bool nobody_there = false;
+  return dial(access, deadline, nobody_there);
+}
+
+Result<std::unique_ptr<ControlClient>> ControlClient::connect_when_up(const ServiceAccess& access,
+                                                                      Deadline deadline) {
+  while (true) {
+    bool nobody_there = false;
+    auto client = dial(access, deadline, nobody_there);
+    if (client || !nobody_there) return client;
+    if (std::chrono::steady_clock::now() + kPause >= deadline) {
+      return make_error(Errc::kUnavailable, "no server came up at " + access.aggregator +
+                                                " in time: " + client.error().message);
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+Result<std::unique_ptr<ControlClient>> ControlClient::dial(const ServiceAccess& access,
+                                                           Deadline deadline, bool& nobody_there) {
   if (access.certificates.authority.empty() && !access.key.is_set()) {
     return make_error(Errc::kInvalidArgument, "the service needs a key or certificates");
   }
@@ -71,6 +95,7 @@ Result<std::unique_ptr<ControlClient>> ControlClient::connect(const ServiceAcces
   auto context = TlsContext::client(credentials_of(access), net::host_of(access.aggregator));
   if (!context) return context.error();
   auto socket = connect_tcp(*address, deadline);
+  nobody_there = !socket;
   if (!socket) return socket.error();
   auto stream = TlsStream::create(*context, socket->get(), TlsStream::Side::kClient);
   if (!stream) return stream.error();
@@ -80,9 +105,14 @@ Result<std::unique_ptr<ControlClient>> ControlClient::connect(const ServiceAcces
     const Progress progress = client->stream_.handshake();
     if (progress == Progress::kDone) return client;
     if (progress == Progress::kClosed || progress == Progress::kFailed) {
-      return make_error(Errc::kUnavailable, "the server at " + address->to_string() +
-                                                " did not accept '" + access.identity +
-                                                "': " + client->stream_.problem());
+      nobody_there = progress == Progress::kClosed || client->stream_.hung_up();
+      // Alerts to wrong keys and to unknown names are the same.
+      const bool by_name = access.certificates.authority.empty() && !nobody_there;
+      return make_error(Errc::kUnavailable,
+                        "the server at " + address->to_string() + " did not accept '" +
+                            access.identity + "': " +
+                            (by_name ? "it does not know this name, or has another key for it"
+                                     : client->stream_.problem()));
     }
     ADDEND_TRY(client->wait(progress, deadline));
   }

@@ -24,6 +24,10 @@ class ControlClient {
   static Result<std::unique_ptr<ControlClient>> connect(const ServiceAccess& access,
                                                         Deadline deadline);
 
+  /// The same, but a server that is not there yet, or had no room for us, is tried again.
+  static Result<std::unique_ptr<ControlClient>> connect_when_up(const ServiceAccess& access,
+                                                                Deadline deadline);
+
   template <typename T>
   Status send(addend_control_type type, const T& body, std::span<const uint32_t> numbers,
               Deadline deadline) {
@@ -45,6 +49,8 @@ class ControlClient {
   int fd() const { return socket_.get(); }
 
  private:
+  static Result<std::unique_ptr<ControlClient>> dial(const ServiceAccess& access, Deadline deadline,
+                                                     bool& nobody_there);
   ControlClient(TlsContext context, net::Descriptor socket, TlsStream stream);
   Status flush(Deadline deadline);
   Status wait(Progress progress, Deadline deadline);

@@ -159,6 +159,7 @@ Status load(SSL_CTX* context, const Certificates& certificates) {
 struct TlsContext::State {
   SSL_CTX* context = nullptr;
   FindKey find_key;
+  Secret nobodys_key;  // random
   Credentials credentials;
   ~State() { SSL_CTX_free(context); }
 };
@@ -173,11 +174,11 @@ int find_session(SSL* ssl, const unsigned char* identity, std::size_t length, SS
   *out = nullptr;
   if (length == 0 || length > kMaxIdentity) return 1;
   const std::string name(reinterpret_cast<const char*>(identity), length);
-  const std::optional<Secret> key = state_of(ssl).find_key(name);
-  if (!key) return 1;  // goes on as if no key had been offered, and fails for lack of a certificate
+  // Whoever is not known fails as with a wrong key: nobody learns which names there are.
+  const Secret key = state_of(ssl).find_key(name).value_or(state_of(ssl).nobodys_key);
   auto* kept = static_cast<std::string*>(SSL_get_app_data(ssl));
   if (kept != nullptr) *kept = name;
-  *out = session_of(ssl, *key);
+  *out = session_of(ssl, key);
   return *out != nullptr ? 1 : 0;
 }
 
@@ -222,6 +223,9 @@ Result<TlsContext> TlsContext::server(FindKey find_key,
                                       const std::optional<Certificates>& certificates) {
   auto state = std::make_unique<State>();
   state->find_key = std::move(find_key);
+  auto nobodys_key = random_secret();
+  if (!nobodys_key) return nobodys_key.error();
+  state->nobodys_key = *nobodys_key;
   auto context = new_context(TLS_server_method(), *state);
   if (!context) return context.error();
   // OpenSSL asks for this wherever peers are verified and sessions (here: keys) exist.
@@ -267,7 +271,9 @@ Result<TlsStream> TlsStream::create(const TlsContext& context, int fd, Side side
 }
 
 TlsStream::TlsStream(TlsStream&& other) noexcept
-    : ssl_(std::exchange(other.ssl_, nullptr)), problem_(std::move(other.problem_)) {}
+    : ssl_(std::exchange(other.ssl_, nullptr)),
+      problem_(std::move(other.problem_)),
+      hung_up_(other.hung_up_) {}
 
 TlsStream::~TlsStream() {
   if (ssl_ == nullptr) return;
@@ -286,7 +292,10 @@ Progress TlsStream::progress_of(int result) {
     case SSL_ERROR_ZERO_RETURN:
       return Progress::kClosed;
     default:
-      problem_ = library_error();
+      const unsigned long code = ERR_peek_error();
+      hung_up_ = code == 0 || ERR_GET_REASON(code) == SSL_R_UNEXPECTED_EOF_WHILE_READING;
+      problem_ = hung_up_ ? "the other end hung up" : library_error();
+      ERR_clear_error();
       return Progress::kFailed;
   }
 }

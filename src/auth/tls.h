@@ -75,12 +75,15 @@ class TlsStream {
   void close();
   /// What went wrong last.
   std::string problem() const { return problem_; }
+  /// Whether that was the end of the connection, without a word.
+  bool hung_up() const { return hung_up_; }
 
  private:
   explicit TlsStream(ssl_st* ssl) : ssl_(ssl) {}
   Progress progress_of(int result);
   ssl_st* ssl_;
   std::string problem_;
+  bool hung_up_ = false;
 };
 
 }  // namespace addend::auth

@@ -79,9 +79,17 @@ TEST(Tls, ASharedKeyOpensAConnectionAndNamesThePeer) {
 TEST(Tls, AWrongKeyOrAnUnknownNameDoesNot) {
   const TlsContext server = server_with_key("a", secret_of(1));
   const auto wrong_key = TlsContext::client({"a", secret_of(2), {}}, "");
-  EXPECT_FALSE(Pair(server, *wrong_key).handshake());
   const auto wrong_name = TlsContext::client({"b", secret_of(1), {}}, "");
-  EXPECT_FALSE(Pair(server, *wrong_name).handshake());
+  Pair one(server, *wrong_key), other(server, *wrong_name);
+  EXPECT_FALSE(one.handshake());
+  EXPECT_FALSE(other.handshake());
+  // Nobody learns which of them it was.
+  one.client().handshake();
+  other.client().handshake();
+  EXPECT_FALSE(one.client().problem().empty());
+  EXPECT_EQ(one.client().problem(), other.client().problem());
+  EXPECT_EQ(one.server().problem(), other.server().problem());
+  EXPECT_FALSE(one.client().hung_up());
 }
 
 TEST(Tls, WritingToAPeerThatIsGoneFailsAndDoesNotKillTheProcess) {

@@ -28,16 +28,24 @@ Result<Address> resolve(const std::string& host, uint16_t port) {
   address.set_port(port);
   if (host.empty()) return address;
   addrinfo hints{};
-  hints.ai_family = AF_INET6;
+  // Sorted by what this host can reach: without IPv6, a name's IPv4 address comes first.
+  hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_DGRAM;
-  hints.ai_flags = AI_V4MAPPED;
   addrinfo* found = nullptr;
   const int problem = getaddrinfo(host.c_str(), nullptr, &hints, &found);
   if (problem != 0) {
     return make_error(Errc::kUnavailable,
                       "cannot resolve '" + host + "': " + gai_strerror(problem));
   }
-  std::memcpy(&address.raw, found->ai_addr, sizeof(address.raw));
+  if (found->ai_family == AF_INET) {
+    in6_addr& mapped = address.raw.sin6_addr;
+    mapped = in6_addr{};
+    mapped.s6_addr[10] = mapped.s6_addr[11] = 0xff;
+    const auto* v4 = reinterpret_cast<const sockaddr_in*>(found->ai_addr);
+    std::memcpy(mapped.s6_addr + 12, &v4->sin_addr, 4);
+  } else {
+    std::memcpy(&address.raw, found->ai_addr, sizeof(address.raw));
+  }
   freeaddrinfo(found);
   address.set_port(port);
   return address;

@@ -80,7 +80,13 @@ TEST_F(ServerTest, AWrongKeyIsRefusedAndLogged) {
   const Status status = create_job(access("lab", key_of(9)), job_named("a"));
   ASSERT_FALSE(status);
   EXPECT_EQ(status.error().code, Errc::kUnavailable);
-  EXPECT_FALSE(create_job(access("nobody", key_of(1)), job_named("a")));
+  const Status unknown = create_job(access("nobo", key_of(1)), job_named("a"));
+  ASSERT_FALSE(unknown);
+  const auto words = [](const Status& refused) {
+    return refused.error().message.substr(refused.error().message.find("': "));
+  };
+  EXPECT_EQ(words(status), words(unknown));
+  EXPECT_NE(words(status).find("does not know this name, or has another key"), std::string::npos);
   EXPECT_TRUE(list_jobs(access("lab", key_of(1)))->empty());
   const std::lock_guard lock(mutex_);
   EXPECT_NE(log_.find("handshake failed"), std::string::npos);

@@ -295,5 +295,29 @@ TEST_F(ServiceTest, WorkersThatDoNotComeAreATimeout) {
   EXPECT_EQ(reducer.error().code, Errc::kTimeout);
 }
 
+TEST_F(ServiceTest, AWorkerWaitsForAServerThatIsNotUpYet) {
+  start_server().reset();  // a port that was free a moment ago
+  std::latch waiting(1);
+  std::thread worker([&] {
+    waiting.count_down();
+    auto reducer = create_service_reducer(options_for(0, 1));
+    EXPECT_TRUE(reducer) << reducer.error().message;
+  });
+  waiting.wait();
+  const auto server = start_server(port_);
+  worker.join();
+}
+
+TEST_F(ServiceTest, AServerThatDoesNotComeUpIsNamed) {
+  start_server().reset();
+  ServiceReducerOptions options = options_for(0, 1);
+  options.join_timeout = std::chrono::milliseconds(300);
+  const auto reducer = create_service_reducer(options);
+  ASSERT_FALSE(reducer);
+  EXPECT_EQ(reducer.error().code, Errc::kUnavailable);
+  EXPECT_NE(reducer.error().message.find("no server came up at 127.0.0.1:"), std::string::npos)
+      << reducer.error().message;
+}
+
 }  // namespace
 }  // namespace addend

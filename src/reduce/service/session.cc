@@ -81,7 +81,7 @@ Status Session::enter(const ServiceReducerOptions& options, const net::UdpSocket
                       std::span<const uint32_t> positions, Deadline deadline) {
   const auto server = net::resolve(options.access.aggregator);
   if (!server) return server.error();
-  auto control = auth::ControlClient::connect(options.access, deadline);
+  auto control = auth::ControlClient::connect_when_up(options.access, deadline);
   if (!control) return control.error();
   control_ = *std::move(control);
   const addend_control_join join = join_message(options, socket.port(), positions.size());
