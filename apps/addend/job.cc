@@ -140,8 +140,7 @@ void add_job_command(CLI::App& app, Exit& exit) {
   drain->callback([options, &exit] { exit.code = run_drain(*options); });
   command->footer(
       "Example:\n"
-      "  addend job create ring --workers 4 --patience 2 --aggregator agg:7700 --identity lab "
-      "--key lab.key\n");
+      "  addend job create ring --workers 4 --patience 2 --aggregator agg:7700 --key lab.key\n");
 }
 
 }  // namespace addend::cli

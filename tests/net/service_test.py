@@ -187,6 +187,21 @@ class ServiceTest(unittest.TestCase):
         # Keys still work beside them.
         self.assertEqual(len(json.loads(addend("job", "list", "--json", *self.access()).stdout)), 2)
 
+    def test_the_commands_of_the_page_do_what_it_says(self) -> None:
+        page = Path(__file__).resolve().parents[2] / "docs" / "service.md"
+        block = page.read_text().split("## Jobs", 1)[1].split("```")[1]
+        commands = [line.split("#")[0].split()[1:] for line in block.splitlines() if line.startswith("addend ")]
+        self.assertEqual([words[1] for words in commands if words[0] == "job"], ["create", "create", "list", "drain"])
+        self.server = subprocess.Popen([ADDEND, "serve", "--key", str(self.key), "--port", "0", "--address", "127.0.0.1"],
+                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(self.stop)
+        assert self.server.stdout is not None
+        control = self.server.stdout.readline().split()[1]
+        for words in commands:
+            where = ["--aggregator", f"127.0.0.1:{control}"] if words[0] == "job" else []
+            done = subprocess.run([str(Path(ADDEND).resolve()), *words, *where], cwd=self.folder, capture_output=True, text=True, check=False, timeout=60)
+            self.assertEqual(done.returncode, 0, f"{words}: {done.stderr}")
+
     def test_mistakes_in_the_configuration_are_named(self) -> None:
         for text, words in (("[server]\nthreds = 2\n", "no key 'threds'"), ("[srver]\n", "no table [srver]"),
                             ("[server]\nthreads = 'two'\n", "'threads' wants a whole number"), ("[server\n", "serve.toml:1"),
