@@ -16,7 +16,7 @@ import unittest
 import urllib.request
 from pathlib import Path
 
-from network import wait_until
+from network import wait_until, why_not
 
 ADDEND = sys.argv.pop(1) if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else "addend"
 
@@ -186,6 +186,25 @@ class ServiceTest(unittest.TestCase):
         self.assertEqual(create("lab", "localhost", "c").returncode, 0)
         # Keys still work beside them.
         self.assertEqual(len(json.loads(addend("job", "list", "--json", *self.access()).stdout)), 2)
+
+    @unittest.skipIf(why_not() is not None, "no namespaces here")
+    def test_a_host_without_ipv6_serves_and_joins(self) -> None:
+        space = f"addend{os.getpid()}v4"
+        inside = ["ip", "netns", "exec", space]
+        subprocess.run(["ip", "netns", "add", space], check=True)
+        self.addCleanup(subprocess.run, ["ip", "netns", "del", space], check=True)
+        subprocess.run([*inside, "sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1"], check=True)
+        subprocess.run([*inside, "ip", "link", "set", "lo", "up"], check=True)
+        self.server = subprocess.Popen([*inside, ADDEND, "serve", "--key", str(self.key), "--port", "0"], stdout=subprocess.PIPE,
+                                       stderr=subprocess.PIPE, text=True)
+        self.addCleanup(self.stop)
+        assert self.server.stdout is not None
+        control = self.server.stdout.readline().split()[1]
+        for host in ("127.0.0.1", "localhost"):
+            done = subprocess.run([*inside, ADDEND, "perf", "--reducer", "service", "--aggregator", f"{host}:{control}", "--key",
+                                   str(self.key), "-b", "64K", "-e", "64K", "-n", "1"], capture_output=True, text=True, check=False,
+                                  timeout=60)
+            self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_the_commands_of_the_page_do_what_it_says(self) -> None:
         page = Path(__file__).resolve().parents[2] / "docs" / "service.md"
