@@ -65,7 +65,7 @@ class Reducer {
   // and what agree compares can travel with the first round of a step. A reducer that does not say
   // otherwise does all its work in wait, in the order of starts.
 
-  /// Starts to fold a round; its planes are the reducer's until wait has answered for it, or
+  /// Starts to fold a round; it and its planes are the reducer's until wait has answered for it, or
   /// abandon has returned. Returns the number to wait for. Workers start the same rounds in the
   /// same order and may wait for them in any.
   virtual Result<uint64_t> start(Round& round);
@@ -145,7 +145,8 @@ struct MeshOptions {
   /// How long to wait for the other workers.
   std::chrono::milliseconds join_timeout{60000};
   /// What one network step costs, however small, and what a link carries: rounds up to where one
-  /// step with everyone's bytes beats two steps with a share of them are exchanged.
+  /// step with everyone's bytes beats two steps with a share of them are exchanged. The same on all
+  /// workers.
   double latency_us = 50;
   double gbit_per_s = 10;
 };

@@ -34,13 +34,20 @@ timespec to_timespec(Clock::duration time) {
   return {static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
 }
 
+// What happened to a connection.
+std::string named(uint32_t worker, const std::string& what) {
+  return "the connection to worker " + std::to_string(worker) + " " + what;
+}
+
 }  // namespace
 
 MeshReducer::MeshReducer(std::vector<net::Descriptor> sockets, net::Descriptor waker,
                          const Options& options)
     : options_(options), channels_(sockets.size()), waker_(std::move(waker)) {
-  for (std::size_t i = 0; i < sockets.size(); ++i)
+  for (std::size_t i = 0; i < sockets.size(); ++i) {
+    if (sockets[i]) guards_.emplace_back(sockets[i].get());
     channels_[i].socket = std::move(sockets[i]);
+  }
 }
 
 Result<std::unique_ptr<MeshReducer>> MeshReducer::create(std::vector<net::Descriptor> sockets,
@@ -72,7 +79,8 @@ Result<uint64_t> MeshReducer::start_step(std::span<const Claim> claims, Round& r
   }
   if (spare_transfers_.empty()) spare_transfers_.push_back(std::make_unique<Transfer>());
   const Way way = round.bytes() <= options_.exchange_bytes ? Way::kExchange : Way::kScatter;
-  ADDEND_TRY(spare_transfers_.back()->begin(next_, round, way, world(), worker()));
+  const Status begun = spare_transfers_.back()->begin(next_, round, way, world(), worker());
+  if (!begun) return break_down(begun.error());  // the others start a round that we do not
   Transfer& transfer = *spare_transfers_.back();
   transfer.claim(claims);
   transfers_.emplace(next_, std::move(spare_transfers_.back()));
@@ -145,12 +153,15 @@ Error MeshReducer::break_down(const Error& error) {
 }
 
 // Closing a socket with bytes that nobody read resets it, and the other side may lose what we said
-// last: why a round was refused, say. So we read until the others have ended, too, for a moment.
+// last: the sums of the last round, or why it was refused. So we read until the others have ended,
+// too, for a moment.
 MeshReducer::~MeshReducer() {
-  if (broken_.empty()) return;
   constexpr std::chrono::seconds kLinger{1};
   const auto until = Clock::now() + kLinger;
   std::array<uint8_t, 1 << 16> waste;
+  for (Channel& channel : channels_) {
+    if (channel.socket) shutdown(channel.socket.get(), SHUT_WR);
+  }
   for (Channel& channel : channels_) {
     pollfd event{channel.socket.get(), POLLIN, 0};
     while (channel.socket && Clock::now() < until) {
@@ -174,7 +185,7 @@ Result<bool> MeshReducer::sleep(Deadline deadline) {
   events_.assign(1, {waker_.get(), POLLIN, 0});
   for (const Channel& channel : channels_) {
     const int reads = channel.held() ? 0 : POLLIN;
-    const int writes = channel.outgoing.empty() ? 0 : POLLOUT;
+    const int writes = channel.outgoing.empty() || !channel.unreachable.empty() ? 0 : POLLOUT;
     const bool asks = channel.socket && channel.lost.empty() && (reads | writes) != 0;
     events_.push_back({asks ? channel.socket.get() : -1, static_cast<short>(reads | writes), 0});
   }
@@ -225,10 +236,10 @@ void MeshReducer::send(Transfer& transfer, uint32_t to, Kind kind) {
 Status MeshReducer::write(uint32_t to) {
   Channel& channel = channels_[to];
   for (uint64_t turn = 0; !channel.outgoing.empty() && turn < kTurnBytes;) {
-    if (!channel.lost.empty()) return {};
+    if (!channel.lost.empty() || !channel.unreachable.empty()) return {};
     Outgoing& outgoing = *channel.outgoing.front();
     const auto moved = outgoing.parts.send(channel.socket.get());
-    if (!moved) lose(to, moved.error().message);
+    if (!moved) channel.unreachable = named(to, moved.error().message);
     if (!moved || *moved == 0) return {};
     turn += *moved;
     if (outgoing.parts.left() > 0) continue;
@@ -319,7 +330,9 @@ Status MeshReducer::next_unwanted(Channel& channel) {
 Status MeshReducer::make_room(uint32_t from) {
   Channel& channel = channels_[from];
   // What this worker still owes us comes behind it, and cannot wait for room.
-  if (!owes(from) && early_bytes_ + channel.frame.length > kMaxEarlyBytes) return {};
+  const bool full =
+      channel.frame.length > 0 && early_bytes_ + channel.frame.length > kMaxEarlyBytes;
+  if (full && !owes(from)) return {};
   if (spare_early_.empty()) spare_early_.push_back(std::make_unique<Early>());
   auto early = std::move(spare_early_.back());
   spare_early_.pop_back();
@@ -394,7 +407,7 @@ Status MeshReducer::strange(uint32_t from) {
 }
 
 void MeshReducer::lose(uint32_t worker, const std::string& why) {
-  channels_[worker].lost = "the connection to worker " + std::to_string(worker) + " " + why;
+  channels_[worker].lost = named(worker, why);
 }
 
 bool MeshReducer::owes(uint32_t from) const {
@@ -407,11 +420,13 @@ bool MeshReducer::owes(uint32_t from) const {
 Status MeshReducer::check_lost(const Transfer& transfer) const {
   for (uint32_t w = 0; w < world(); ++w) {
     const Channel& channel = channels_[w];
-    if (channel.lost.empty()) continue;
+    const std::string& why = channel.lost.empty() ? channel.unreachable : channel.lost;
+    if (why.empty()) continue;
     const bool unsent =
         std::any_of(channel.outgoing.begin(), channel.outgoing.end(),
                     [&](const auto& outgoing) { return outgoing->transfer == &transfer; });
-    if (unsent || transfer.waits_for(w)) return make_error(Errc::kUnavailable, channel.lost);
+    const bool missing = !channel.lost.empty() && transfer.waits_for(w);
+    if (unsent || missing) return make_error(Errc::kUnavailable, why);
   }
   return {};
 }

@@ -28,6 +28,7 @@
 
 #include "addend/reduce.h"
 #include "net/descriptor.h"
+#include "net/fork_guard.h"
 #include "reduce/mesh/parts.h"
 #include "reduce/mesh/transfer.h"
 
@@ -80,7 +81,8 @@ class MeshReducer final : public Reducer {
     uint64_t unwanted = 0;  // bytes to throw away
     bool placed = false;    // it is known where the lanes go
     Parts into;
-    std::string lost;  // why there is no connection any more
+    std::string lost;         // why nothing comes from there any more
+    std::string unreachable;  // why nothing can be sent there; what came before still counts
 
     bool held() const { return frame_bytes == sizeof(Frame) && !placed; }
   };
@@ -113,6 +115,7 @@ class MeshReducer final : public Reducer {
 
   const Options options_;
   std::vector<Channel> channels_;
+  std::deque<net::ForkGuard> guards_;  // of their sockets
   net::Descriptor waker_;
   uint64_t next_ = 0;
   std::map<uint64_t, std::unique_ptr<Transfer>> transfers_;  // started, not waited for to the end

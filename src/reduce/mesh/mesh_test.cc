@@ -2,7 +2,9 @@
 #include "reduce/mesh/mesh.h"
 
 #include <atomic>
+#include <csignal>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <random>
 #include <thread>
@@ -10,8 +12,13 @@
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <net/if.h>
 #include <netinet/in.h>
+#include <sched.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "addend/fold.h"
 #include "tests/support/spawn.h"
@@ -26,6 +33,7 @@ using testing_support::past;
 
 constexpr uint64_t kNever = 0;  // exchanges
 constexpr uint64_t kAlways = uint64_t{1} << 40;
+constexpr uint64_t kSmaller = 400'000;  // the smaller of two rounds that differ
 
 std::unique_ptr<MeshReducer> reducer_of(Wires& wires, uint32_t worker, uint64_t exchange_bytes) {
   return *MeshReducer::create(wires.take(worker), {worker, exchange_bytes});
@@ -147,7 +155,7 @@ TEST(MeshReducer, SeveralPlanesTravelInOneRound) {
 }
 
 TEST(MeshReducer, OtherShapesAreANamedErrorOnEveryWorkerAndTheGroupLivesOn) {
-  for (const uint64_t way : {kNever, kAlways}) {
+  for (const uint64_t way : {kNever, kSmaller, kAlways}) {
     std::atomic<int> mismatches{0}, successes{0};
     on_all(3, way, [&](MeshReducer& reducer) {
       const uint32_t w = reducer.worker();
@@ -227,6 +235,51 @@ TEST(MeshReducer, ALostWorkerFailsOnlyRoundsThatNeedIt) {
   EXPECT_TRUE(one.right());
   EXPECT_EQ(a->wait(second, far()).error().code, Errc::kUnavailable);
   worker.join();
+}
+
+TEST(MeshReducer, WhatAWorkerSentBeforeItWentCountsThoughNothingReachesItAnyMore) {
+  Wires wires(2);
+  const auto a = reducer_of(wires, 0, kAlways);
+  auto b = reducer_of(wires, 1, kAlways);
+  Case one(Op::kSumI32, 100, 2, 0, 1), two(Op::kSumI32, 100, 2, 0, 2),
+      other(Op::kSumI32, 100, 2, 1, 1);
+  const uint64_t first = *a->start(one.round);
+  EXPECT_TRUE(b->reduce(other.round, far()));
+  b.reset();
+  const uint64_t second = *a->start(two.round);
+  EXPECT_TRUE(a->wait(first, far()));
+  EXPECT_TRUE(one.right());
+  EXPECT_EQ(a->wait(second, far()).error().code, Errc::kUnavailable);
+}
+
+TEST(MeshReducer, AWorkerWithoutMemoryForARoundLeavesTheGroup) {
+  Wires wires(2);
+  const auto a = reducer_of(wires, 0, kNever), b = reducer_of(wires, 1, kNever);
+  Case one(Op::kSumI32, 10, 2, 0, 1), two(Op::kSumI32, 10, 2, 1, 1);
+  Round large;
+  large.add({Op::kSumI64, uint64_t{1} << 50, one.data.data(), nullptr, nullptr});
+  EXPECT_EQ(a->start(large).error().code, Errc::kOutOfMemory);
+  EXPECT_EQ(a->start(one.round).error().code, Errc::kUnavailable);
+  EXPECT_EQ(b->reduce(two.round, far()).error().code, Errc::kUnavailable) << "the others are told";
+}
+
+TEST(MeshReducer, AForkedChildDoesNotKeepAWorkersConnectionsOpen) {
+  Wires wires(2);
+  auto a = reducer_of(wires, 0, kAlways);
+  const auto b = reducer_of(wires, 1, kAlways);
+  const pid_t child = fork();
+  if (child == 0) {
+    pause();
+    _exit(0);
+  }
+  ASSERT_GT(child, 0);
+  std::thread leaves([&] { a.reset(); });
+  Case one(Op::kSumI32, 10, 2, 1, 1);
+  const auto soon = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  EXPECT_EQ(b->reduce(one.round, soon).error().code, Errc::kUnavailable);
+  leaves.join();
+  kill(child, SIGKILL);
+  EXPECT_EQ(waitpid(child, nullptr, 0), child);
 }
 
 TEST(MeshReducer, AWorkerThatHasItsSumsMayGo) {
@@ -319,6 +372,13 @@ void meet_all(const std::vector<MeshOptions>& all,
     thread.join();
 }
 
+void expect_a_round(const Result<std::unique_ptr<Reducer>>& reducer) {
+  ASSERT_TRUE(reducer) << reducer.error().message;
+  Case one(Op::kSumI32, 10, (*reducer)->world(), (*reducer)->worker(), 1);
+  ASSERT_TRUE((*reducer)->reduce(one.round, far()));
+  EXPECT_TRUE(one.right());
+}
+
 TEST(MeshRendezvous, WorkersThatKnowEachOthersAddressesGetAReducer) {
   for (const uint32_t world : {1u, 2u, 5u}) {
     auto all = meshes(world);
@@ -349,7 +409,7 @@ TEST(MeshRendezvous, StrangersAreDroppedAndNobodyWaitsForThem) {
     const std::size_t said = i % 2 == 0 ? 64 : 0;
     ASSERT_EQ(send(strangers.back().get(), noise.data(), said, 0), static_cast<ssize_t>(said));
   }
-  meet_all(all, [&](uint32_t, Result<std::unique_ptr<Reducer>> reducer) { EXPECT_TRUE(reducer); });
+  meet_all(all, [](uint32_t, Result<std::unique_ptr<Reducer>> made) { expect_a_round(made); });
 }
 
 TEST(MeshRendezvous, AMissingWorkerIsNamed) {
@@ -359,6 +419,64 @@ TEST(MeshRendezvous, AMissingWorkerIsNamed) {
   ASSERT_FALSE(reducer);
   EXPECT_EQ(reducer.error().code, Errc::kTimeout);
   EXPECT_NE(reducer.error().message.find("worker 0"), std::string::npos);
+}
+
+// A worker that restarts leaves connections behind, greeted or not.
+TEST(MeshRendezvous, AConnectionThatEndedIsNobody) {
+  auto all = meshes(2);
+  all[1].join_timeout = std::chrono::milliseconds(200);
+  ASSERT_FALSE(create_mesh_reducer(all[1])) << "it is called, but nobody answers yet";
+  all[0].join_timeout = std::chrono::milliseconds(200);
+  EXPECT_EQ(create_mesh_reducer(all[0]).error().code, Errc::kTimeout);
+}
+
+TEST(MeshRendezvous, AWorkerMayRestartBeforeAllHaveMet) {
+  auto all = meshes(3);
+  MeshOptions first_life = all[0];
+  first_life.listener = dup(all[0].listener);
+  first_life.join_timeout = std::chrono::milliseconds(200);
+  std::thread waits([&] { expect_a_round(create_mesh_reducer(all[1])); });
+  EXPECT_FALSE(create_mesh_reducer(first_life)) << "without worker 2";
+  std::thread comes_last([&] { expect_a_round(create_mesh_reducer(all[2])); });
+  all[0].join_timeout = std::chrono::seconds(20);
+  expect_a_round(create_mesh_reducer(all[0]));
+  waits.join();
+  comes_last.join();
+}
+
+TEST(MeshRendezvous, OtherLinksDoNotMeet) {
+  auto all = meshes(3);
+  all[2].gbit_per_s = 100;
+  for (MeshOptions& options : all)
+    options.join_timeout = std::chrono::milliseconds(300);
+  meet_all(all, [](uint32_t w, Result<std::unique_ptr<Reducer>> reducer) {
+    ASSERT_FALSE(reducer);
+    const bool named = reducer.error().message.find("link") != std::string::npos;
+    EXPECT_EQ(named, w < 2) << reducer.error().message;
+  });
+}
+
+// Where the system keeps IPv6 sockets from IPv4 unless they say otherwise.
+TEST(MeshRendezvous, ListensAtIpv4AddressesWhateverTheSystemsDefault) {
+  bool skipped = false;
+  std::thread([&] {
+    skipped = unshare(CLONE_NEWNET) != 0;
+    if (skipped) return;
+    std::ofstream("/proc/sys/net/ipv6/bindv6only") << 1;
+    const net::Descriptor any(socket(AF_INET, SOCK_DGRAM, 0));
+    ifreq loopback{};
+    std::strcpy(loopback.ifr_name, "lo");
+    loopback.ifr_flags = IFF_UP;
+    ASSERT_EQ(ioctl(any.get(), SIOCSIFFLAGS, &loopback), 0);
+    std::vector<MeshOptions> all(2);
+    for (uint32_t w = 0; w < 2; ++w) {
+      all[w].peers = {"127.0.0.1:7000", "127.0.0.1:7001"};
+      all[w].worker = w;
+      all[w].join_timeout = std::chrono::seconds(20);
+    }
+    meet_all(all, [](uint32_t, Result<std::unique_ptr<Reducer>> made) { expect_a_round(made); });
+  }).join();
+  if (skipped) GTEST_SKIP() << "may not make a network namespace";
 }
 
 TEST(MeshRendezvous, OtherTokensAndListsDoNotMeet) {

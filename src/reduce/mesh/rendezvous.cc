@@ -30,7 +30,7 @@ constexpr std::size_t kTokenBytes = 32;
 // What both sides of a new connection say first.
 struct Hello {
   uint64_t magic = 0x316F6C6C65484D41;  // "AMHello1"
-  uint64_t group = 0;                   // a hash of the list of workers
+  uint64_t group = 0;                   // a hash of the list of workers and their link
   uint32_t world = 0;
   uint32_t from = 0, to = 0;
   uint32_t reserved = 0;
@@ -49,9 +49,22 @@ struct Greeting {
   bool over() const { return sent == sizeof(Hello) && got == sizeof(Hello); }
 };
 
-uint64_t hash_of(const std::vector<std::string>& peers) {
-  uint64_t hash = peers.size();
-  for (const std::string& peer : peers) {
+// Up to where one step with everyone's bytes beats two steps with a share of them.
+uint64_t exchange_bytes(const MeshOptions& options) {
+  constexpr uint64_t kMost = 8 << 20;  // beyond this, a copy from everybody is too much memory
+  const double world = static_cast<double>(options.peers.size());
+  // An exchange sends (world - 1) times the bytes, two steps send 2 / world of that.
+  const double extra = (world - 1) * (1 - 2 / world);
+  const double most = static_cast<double>(kMost) / world;
+  if (extra <= 0) return static_cast<uint64_t>(most);
+  return static_cast<uint64_t>(
+      std::min(most, options.latency_us * options.gbit_per_s * 125 / extra));
+}
+
+// Of what must be the same on all workers.
+uint64_t hash_of(const MeshOptions& options) {
+  uint64_t hash = addend_random(options.peers.size(), exchange_bytes(options));
+  for (const std::string& peer : options.peers) {
     for (const char letter : peer)
       hash = addend_random(hash, static_cast<uint8_t>(letter));
     hash = addend_random(hash, 256);
@@ -59,11 +72,27 @@ uint64_t hash_of(const std::vector<std::string>& peers) {
   return hash;
 }
 
+// A socket for addresses as net::resolve gives them: IPv4 ones are IPv6's, whatever the system's
+// default is.
+net::Descriptor stream_socket() {
+  net::Descriptor made(socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const int off = 0;
+  setsockopt(made.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+  return made;
+}
+
+// Whether the other side has closed it, with nothing before that.
+bool has_ended(int socket) {
+  char next;
+  const ssize_t got = recv(socket, &next, 1, MSG_PEEK | MSG_DONTWAIT);
+  return got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
+}
+
 class Meeting {
  public:
   explicit Meeting(const MeshOptions& options)
       : options_(options), met_(options.peers.size()), calls_(options.peers.size()) {
-    hello_.group = hash_of(options.peers);
+    hello_.group = hash_of(options);
     hello_.world = static_cast<uint32_t>(options.peers.size());
     hello_.from = options.worker;
     std::copy(options.token.begin(), options.token.end(), hello_.token.begin());
@@ -76,6 +105,7 @@ class Meeting {
       if (Clock::now() >= end) return make_error(Errc::kTimeout, "waiting for " + missing_names());
       ADDEND_TRY(call_again());
       ADDEND_TRY(turn());
+      forget_ended();
     }
     return std::move(met_);
   }
@@ -119,8 +149,7 @@ class Meeting {
     if (listener_ || worker() + 1 == met_.size()) return {};  // nobody will connect to the last
     const auto own = net::resolve(options_.peers[worker()]);
     if (!own) return own.error();
-    listener_ = net::Descriptor(
-        socket(own->raw.sin6_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    listener_ = stream_socket();
     const int on = 1;
     if (!listener_) return net::io_error("a socket");
     setsockopt(listener_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
@@ -139,7 +168,7 @@ class Meeting {
       const auto now = Clock::now();
       if (met_[w] || call.greeting.socket || now < call.next) continue;
       call.next = now + kRetry;
-      net::Descriptor made(socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+      net::Descriptor made = stream_socket();
       if (!made) return net::io_error("a socket");
       const auto& to = call.address.raw;
       const bool connected =
@@ -176,7 +205,8 @@ class Meeting {
     const std::size_t calls = greetings.size();
     for (Greeting& one : callers_)
       add(one, false);
-    events.push_back({listener_.get(), POLLIN, 0});
+    const bool room = callers_.size() < kMaxStrangers;
+    events.push_back({room ? listener_.get() : -1, POLLIN, 0});
     if (poll(events.data(), events.size(), static_cast<int>(kRetry.count())) < 0 && errno != EINTR)
       return net::io_error("poll");
     for (std::size_t i = 0; i < greetings.size(); ++i) {
@@ -222,7 +252,8 @@ class Meeting {
     const bool ours = hello.magic == hello_.magic && hello.to == worker() &&
                       hello.from < hello_.world && hello.token == hello_.token;
     if (ours && (hello.group != hello_.group || hello.world != hello_.world)) {
-      refusal_ = "worker " + std::to_string(hello.from) + " has another list of workers";
+      refusal_ = "worker " + std::to_string(hello.from) +
+                 " has another list of workers, or another link (latency_us, gbit_per_s)";
     }
     return ours && hello.group == hello_.group && hello.world == hello_.world;
   }
@@ -232,6 +263,13 @@ class Meeting {
     // A worker that calls again did not hear us the first time.
     if (known(other) && other.from == one.own.to) met_[other.from] = std::move(one.socket);
     drop(one);
+  }
+
+  // A worker may restart before all have met: the one that is there now is met again.
+  void forget_ended() {
+    for (net::Descriptor& socket : met_) {
+      if (socket && has_ended(socket.get())) socket = net::Descriptor();
+    }
   }
 
   void accept_some() {
@@ -269,18 +307,6 @@ Status check(const MeshOptions& options) {
     return make_error(Errc::kInvalidArgument, "a link has a latency and a speed");
   }
   return {};
-}
-
-// Up to where one step with everyone's bytes beats two steps with a share of them.
-uint64_t exchange_bytes(const MeshOptions& options) {
-  constexpr uint64_t kMost = 8 << 20;  // beyond this, a copy from everybody is too much memory
-  const double world = static_cast<double>(options.peers.size());
-  // An exchange sends (world - 1) times the bytes, two steps send 2 / world of that.
-  const double extra = (world - 1) * (1 - 2 / world);
-  const double most = static_cast<double>(kMost) / world;
-  if (extra <= 0) return static_cast<uint64_t>(most);
-  return static_cast<uint64_t>(
-      std::min(most, options.latency_us * options.gbit_per_s * 125 / extra));
 }
 
 }  // namespace

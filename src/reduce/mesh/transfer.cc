@@ -69,8 +69,7 @@ Status Transfer::begin(uint64_t number, const Round& round, Way way, uint32_t wo
   got_share_.assign(world, false);
   got_sums_.assign(world, false);
   sources_.resize(world);
-  shares_ = unsent_ = world - 1;
-  sums_ = way == Way::kScatter ? world - 1 : 0;
+  shares_ = sums_ = unsent_ = world - 1;
   claim_count_ = 0;
   folded_ = false;
   refused_.reset();
@@ -95,11 +94,13 @@ Frame Transfer::frame(Kind kind, uint64_t length) const {
 
 bool Transfer::expects(Kind kind, uint32_t from) const {
   if (kind == Kind::kShare) return !got_share_[from];
-  return way_ == Way::kScatter && !got_sums_[from] && (kind == Kind::kRefusal || !refused_);
+  if (got_sums_[from]) return false;
+  if (kind == Kind::kSums) return way_ == Way::kScatter && !refused_;
+  return two_steps() || !folded_;  // others may know before us that rounds differ
 }
 
 bool Transfer::waits_for(uint32_t from) const {
-  return from != worker_ && (!got_share_[from] || (sums_ > 0 && !got_sums_[from]));
+  return from != worker_ && (!got_share_[from] || (two_steps() && !got_sums_[from]));
 }
 
 void Transfer::arrived(Kind kind, uint32_t from) {
@@ -135,7 +136,7 @@ std::optional<Kind> Transfer::fold_if_ready() {
   if (folded_ || shares_ > 0 || (way_ == Way::kExchange && unsent_ > 0)) return {};
   folded_ = true;
   if (!refused_) fold_share();
-  if (way_ == Way::kExchange) return {};
+  if (!two_steps()) return {};
   unsent_ += world_ - 1;
   return refused_ ? Kind::kRefusal : Kind::kSums;
 }

@@ -11,6 +11,9 @@
 //
 // An exchange is a scatter in which everybody's share is the whole round, so that nobody has sums
 // to send. Both fold in the order of workers: the same bits everywhere.
+//
+// Workers whose rounds differ may also differ in the way. A round that is refused therefore ends
+// alike on both: with a refusal from everybody to everybody.
 #pragma once
 
 #include <array>
@@ -27,7 +30,7 @@
 
 namespace addend::mesh {
 
-/// In a scatter everybody gets one more message from everybody: sums, or that there are none.
+/// After the shares: sums in a scatter, refusals in a round that is refused, either way.
 enum class Kind : uint32_t { kShare, kSums, kRefusal };
 
 /// Before every message, as it lies in memory: all workers are of one byte order and version.
@@ -71,7 +74,7 @@ class Transfer {
   /// Folds our share once that is possible. Once, what must be sent to all then.
   std::optional<Kind> fold_if_ready();
 
-  bool done() const { return folded_ && shares_ + sums_ + unsent_ == 0; }
+  bool done() const { return folded_ && shares_ + unsent_ == 0 && (sums_ == 0 || !two_steps()); }
   bool waits_for(uint32_t from) const;
   /// Why the sums are of no use: a worker brought something else.
   const std::optional<Error>& refused() const { return refused_; }
@@ -82,6 +85,8 @@ class Transfer {
     uint64_t begin = 0, lanes = 0;
   };
   Segment segment(const Plane& plane, uint32_t worker) const;
+  /// Whether sums or refusals follow the shares.
+  bool two_steps() const { return way_ == Way::kScatter || refused_; }
   uint8_t* received(uint32_t from);
   uint64_t hash_of_round() const;
   void fold_share();
@@ -94,8 +99,9 @@ class Transfer {
   uint32_t world_ = 1, worker_ = 0;
   std::size_t claim_count_ = 0;
   std::array<Reducer::Claim, Reducer::kMaxClaims> claims_{};
-  std::vector<bool> got_share_, got_sums_;       // by worker
-  uint32_t shares_ = 0, sums_ = 0, unsent_ = 0;  // messages still to come, and to go
+  std::vector<bool> got_share_, got_sums_;  // by worker
+  uint32_t shares_ = 0, unsent_ = 0;        // messages still to come, and to go
+  uint32_t sums_ = 0;                       // or refusals still to come, if two_steps
   bool folded_ = false;
   std::optional<Error> refused_;
   Buffer received_;           // the other workers' lanes of our share
