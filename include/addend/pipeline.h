@@ -17,7 +17,7 @@ namespace addend {
 struct PipelineOptions {
   /// Buckets between submit and decoded; submit blocks beyond that.
   uint32_t depth = 4;
-  /// Time one bucket may spend from the start of its first round to the end of its last.
+  /// Time one bucket may spend in its rounds, from when the one before it has its sums.
   std::chrono::nanoseconds deadline = std::chrono::seconds(60);
 };
 

@@ -77,7 +77,9 @@ Error behind(const Error& error) {
   return make_error(error.code, "an earlier bucket failed: " + error.message);
 }
 
-Error named(const Bucket& bucket, const Error& error) {
+// What a bucket failed with first, here or at the reducer.
+Error blame(const Bucket& bucket, const Error& error) {
+  if (!bucket.status) return bucket.status.error();
   return make_error(error.code, "bucket " + std::to_string(bucket.codec->layout().bucket) +
                                     " (submission " + std::to_string(bucket.ticket) +
                                     "): " + error.message);
@@ -201,10 +203,15 @@ class ThreadedPipeline final : public Pipeline {
       if (bucket->status) bucket->status = behind(*failure_);
       return end(std::move(bucket));
     }
-    if (bucket->announced && (!bucket->status || !bucket->has_round)) return end(std::move(bucket));
+    if (bucket->announced && !bucket->status) {
+      reducer_.abandon();  // others are in a round that this worker will not start
+      return end(std::move(bucket));
+    }
+    if (bucket->announced && !bucket->has_round) return end(std::move(bucket));
     const Result<uint64_t> number = start(*bucket);
     if (!number) {
-      fail(*bucket, number.error());
+      bucket->status = blame(*bucket, number.error());
+      fail(*bucket);
       return end(std::move(bucket));
     }
     bucket->number = *number;
@@ -236,7 +243,6 @@ class ThreadedPipeline final : public Pipeline {
         {"the order of submission", bucket.ticket},
         {"the plan or layout", bucket.codec->fingerprint()},
     }};
-    bucket.deadline.reset();
     return reducer_.start_step(claims, bucket.round);
   }
 
@@ -252,8 +258,11 @@ class ThreadedPipeline final : public Pipeline {
     if (!done && done.error().code == Errc::kChanged) return begin_again(std::move(bucket));
     Status status = done ? Status() : done.error();
     if (status && bucket->status) status = bucket->codec->set_missing(reducer_.missing());
-    if (!status) fail(*bucket, status.error());
-    if (!bucket->status) return end(std::move(bucket));
+    if (!status) bucket->status = blame(*bucket, status.error());
+    if (!bucket->status) {
+      fail(*bucket);
+      return end(std::move(bucket));
+    }
     if (tail) return end(std::move(bucket));
     to_encode(std::move(bucket));
   }
@@ -290,8 +299,7 @@ class ThreadedPipeline final : public Pipeline {
   // The first failure ends the pipeline. Rounds of later buckets that are under way stay without an
   // answer: others may have heard of the failure before they started them. They are younger than
   // the one that failed, so none of them is with the encoder. REQUIRES: bucket is in no queue.
-  void fail(Bucket& bucket, const Error& error) {
-    if (bucket.status) bucket.status = named(bucket, error);
+  void fail(const Bucket& bucket) {
     failure_ = bucket.status.error();
     if (!under_way_.empty()) reducer_.abandon();
     under_way_.clear();

@@ -142,6 +142,105 @@ TEST(Pipeline, ABucketStartsWhenTheLastRoundOfTheOneBeforeItIsSent) {
     EXPECT_TRUE((*pipeline)->wait(ticket));
 }
 
+// No worker can encode the first bucket, so they agree on that; some have started the second.
+TEST(Pipeline, ABucketThatAllFailToEncodeEndsThoseThatAreUnderWayBehindIt) {
+  OverlappingReducer reducer;
+  auto pipeline = create_pipeline(reducer, {OverlappingReducer::kBuckets, std::chrono::hours(1)});
+  std::vector<std::unique_ptr<Codec>> codecs;
+  std::vector<float> gradient(100, 1.0f);
+  std::vector<Ticket> tickets;
+  for (uint64_t b = 0; b < OverlappingReducer::kBuckets; ++b) {
+    codecs.push_back(make_codec("dense", 100, 1, b, 0));
+    tickets.push_back(*(*pipeline)->submit(*codecs.back(), b == 0 ? nullptr : gradient.data()));
+  }
+  EXPECT_FALSE((*pipeline)->wait(tickets[0]));
+  for (uint64_t b = 1; b < OverlappingReducer::kBuckets; ++b) {
+    const Status status = (*pipeline)->wait(tickets[b]);
+    ASSERT_FALSE(status) << b;
+    EXPECT_NE(status.error().message.find("earlier bucket"), std::string::npos);
+  }
+}
+
+// Two rounds of one lane, of which one worker cannot encode the second.
+class TwoRounds final : public Codec {
+ public:
+  TwoRounds(uint32_t world, uint32_t worker, bool fails) : fails_(fails) {
+    layout_.world = world;
+    layout_.worker = worker;
+  }
+  uint64_t fingerprint() const override { return 1; }
+  std::string_view next_mode() const override { return "dense"; }
+  Status begin(const void*) override {
+    rounds_ = 0;
+    return {};
+  }
+  Status begin_in_place(void*) override { return {}; }
+  Result<bool> next_round(Round& round) override {
+    round.clear();
+    if (rounds_ == 1 && fails_) return make_error(Errc::kUndecodable, "no second round");
+    round.add({Op::kSumI32, 1, &lane_, nullptr, nullptr});
+    return rounds_++ < 2;
+  }
+  Status finish(void*) override { return {}; }
+  void cancel() override {}
+  Status set_missing(uint64_t) override { return {}; }
+  Result<std::vector<uint8_t>> save_state() const override { return std::vector<uint8_t>(); }
+  Status load_state(std::span<const uint8_t>) override { return {}; }
+  Result<std::vector<uint8_t>> save_segment(uint64_t) const override { return save_state(); }
+  Status load_segment(uint64_t, std::span<const uint8_t>) override { return {}; }
+  Status scale_residual(double) override { return {}; }
+  const Report& report() const override { return report_; }
+  uint64_t memory_bytes() const override { return 0; }
+  const Layout& layout() const override { return layout_; }
+
+ private:
+  bool fails_;
+  int rounds_ = 0;
+  int32_t lane_ = 1;
+  Report report_;
+  Layout layout_;
+};
+
+TEST(Pipeline, AWorkerThatCannotEncodeALaterRoundDoesNotKeepTheOthersWaiting) {
+  Wires wires(3);
+  std::vector<std::unique_ptr<mesh::MeshReducer>> reducers;  // nobody leaves before the others
+  for (uint32_t w = 0; w < 3; ++w)
+    reducers.push_back(*mesh::MeshReducer::create(wires.take(w), {w, 1000}));
+  wires.on_all([&](uint32_t w) {
+    auto pipeline = create_pipeline(*reducers[w], {4, std::chrono::seconds(20)});
+    TwoRounds codec(3, w, w == 1);
+    float gradient = 1;
+    const Status status = (*pipeline)->wait(*(*pipeline)->submit(codec, &gradient));
+    ASSERT_FALSE(status);
+    EXPECT_EQ(status.error().code, w == 1 ? Errc::kUndecodable : Errc::kUnavailable)
+        << status.error().message;
+  });
+}
+
+// A step that has to begin again once.
+class ChangingReducer final : public Reducer {
+ public:
+  uint32_t world() const override { return 1; }
+  uint32_t worker() const override { return 0; }
+  uint32_t quorum() const override { return 1; }
+  Status reduce(Round&, Deadline deadline) override {
+    deadlines.push_back(deadline);
+    if (deadlines.size() == 1) return make_error(Errc::kChanged, "somebody went");
+    return {};
+  }
+  std::vector<Deadline> deadlines;
+};
+
+TEST(Pipeline, AStepThatBeginsAgainKeepsItsDeadline) {
+  ChangingReducer reducer;
+  TwoRounds codec(1, 0, false);
+  float gradient = 1;
+  auto pipeline = create_pipeline(reducer);
+  EXPECT_TRUE((*pipeline)->wait(*(*pipeline)->submit(codec, &gradient)));
+  ASSERT_GE(reducer.deadlines.size(), 2u);
+  EXPECT_EQ(reducer.deadlines.front(), reducer.deadlines.back());
+}
+
 TEST(Pipeline, AFailureWithLaterRoundsUnderWayEndsEveryBucketAndLeavesGradientsAlone) {
   Wires wires(3);
   wires.on_all([&](uint32_t w) {
@@ -230,6 +329,24 @@ TEST(Pipeline, AWorkerThatCannotEncodeFailsTheBucketOnAllAtOnce) {
   EXPECT_EQ(statuses[1].error().code, Errc::kInvalidArgument);
   EXPECT_EQ(statuses[0].error().code, Errc::kMismatch);
   EXPECT_EQ(statuses[2].error().code, Errc::kMismatch);
+}
+
+TEST(Pipeline, TheSameOverAMeshWhereTheOthersRoundsAreLarge) {
+  Wires wires(3);
+  std::vector<std::unique_ptr<mesh::MeshReducer>> reducers;  // nobody leaves before the others
+  for (uint32_t w = 0; w < 3; ++w)
+    reducers.push_back(*mesh::MeshReducer::create(wires.take(w), {w, 1000}));
+  wires.on_all([&](uint32_t w) {
+    auto pipeline = create_pipeline(*reducers[w], {4, std::chrono::seconds(20)});
+    const auto codec = make_codec("dense", 50'000, 3, 0, w);
+    std::vector<float> gradient(50'000, 1.0f);
+    const auto ticket = (*pipeline)->submit(*codec, w == 1 ? nullptr : gradient.data());
+    const Status status = (*pipeline)->wait(*ticket);
+    ASSERT_FALSE(status);
+    EXPECT_EQ(status.error().code, w == 1 ? Errc::kInvalidArgument : Errc::kMismatch)
+        << status.error().message;
+    EXPECT_EQ(gradient, std::vector<float>(50'000, 1.0f));
+  });
 }
 
 TEST(Pipeline, BucketsBehindAFailureFailWithItAndLaterOnesToo) {
