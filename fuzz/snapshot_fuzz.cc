@@ -77,7 +77,9 @@ SnapshotPlan build_plan(Input& input) {
   plan.seed = input.take<uint64_t>();
   plan.capacity = input.take<uint32_t>();
   plan.non_finite = input.between(0, 1) == 1;
-  plan.cell_words = static_cast<uint32_t>(input.between(plan.non_finite ? 2 : 1, 8));
+  const uint32_t flags = plan.non_finite ? 1 : 0;
+  const uint32_t digits = addend::exact::most_digits(plan.contributors);
+  plan.cell_words = static_cast<uint32_t>(input.between(1, std::min(8 - flags, digits))) + flags;
   plan.quantum = static_cast<int32_t>(input.between(0, 276)) - 149;
   const addend::exact::Fixed format = addend::exact::snapshot_format(plan);
   plan.top = plan.quantum + static_cast<int32_t>(format.digits * format.digit_bits) - 1;
