@@ -33,8 +33,9 @@ static_assert(sizeof(Header) == 16 && sizeof(Record) == 200);
 
 template <typename T>
 void append(std::vector<uint8_t>& bytes, const T& value) {
-  const auto* first = reinterpret_cast<const uint8_t*>(&value);
-  bytes.insert(bytes.end(), first, first + sizeof(T));
+  // Not insert: at -O3 g++ 12 warns of an overflow that there is not.
+  bytes.resize(bytes.size() + sizeof(T));
+  std::memcpy(bytes.data() + bytes.size() - sizeof(T), &value, sizeof(T));
 }
 
 Error damaged(const char* how) {
