@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# One line per module: addend_module(<name> DEPS <modules> SRCS <files> [LIBS <targets>] [TESTS <files>]).
-# DEPS are the module's allowed arrows; tools/check_layers.py reads them and rejects any other #include.
+# One line per module: addend_module(<name> [DECODES] DEPS <modules> SRCS <files> [LIBS <targets>] [TESTS <files>]).
+# DEPS are the module's allowed arrows; tools/check_layers.py reads them and rejects any other #include. DECODES: may reach
+# a codec; no other module may, and tests/link looks at the symbols of all others.
 
 # Flags every target of the project is compiled with; never installed.
 add_library(addend_flags INTERFACE)
@@ -32,7 +33,7 @@ if(ADDEND_SANITIZE)
 endif()
 
 function(addend_module name)
-  cmake_parse_arguments(ARG "" "" "DEPS;SRCS;LIBS;TESTS" ${ARGN})
+  cmake_parse_arguments(ARG "DECODES" "" "DEPS;SRCS;LIBS;TESTS" ${ARGN})
   add_library(addend_${name} STATIC)
   add_library(addend::${name} ALIAS addend_${name})
   target_sources(addend_${name} PRIVATE ${ARG_SRCS})
@@ -49,6 +50,9 @@ function(addend_module name)
   target_link_libraries(addend_${name} PRIVATE $<BUILD_INTERFACE:addend_flags>)
   target_link_libraries(addend_${name} PUBLIC ${ARG_LIBS})
   set_property(GLOBAL APPEND PROPERTY ADDEND_MODULES addend_${name})
+  if(NOT ARG_DECODES)
+    set_property(GLOBAL APPEND PROPERTY ADDEND_ADDERS addend_${name})
+  endif()
   if(ADDEND_DEVELOPER AND ARG_TESTS)
     addend_test(${name}_test SRCS ${ARG_TESTS} LIBS addend::${name})
   endif()

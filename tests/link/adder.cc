@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An aggregator in small: it links aggregate and fold and nothing that could decode. The test looks
-// at its symbols.
+// An aggregator in small, with every module that may not decode linked in whole and no codec beside
+// them. The test looks at its symbols.
 #include <cstdint>
 
 #include "addend/fold.h"
