@@ -129,7 +129,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     server.plane.flush();
     require(answerable || server.sink.sent == sent);
   }
-  const service::PlaneStatus status = server.plane.status(0);
+  const service::DataPlaneStatus status = server.plane.status(0);
   const aggregate::Counters& counters = status.epochs[0].counters;
   require(datagrams == counters.folded + sum(counters.refused) + sum(status.refused) - before +
                            counters.answered - counters.refused[ADDEND_REFUSAL_LATE]);

@@ -296,8 +296,8 @@ void DataPlane::flush() {
   super_part_ = nullptr;
 }
 
-PlaneStatus DataPlane::status(uint64_t now_ns) const {
-  PlaneStatus status = status_;
+DataPlaneStatus DataPlane::status(uint64_t now_ns) const {
+  DataPlaneStatus status = status_;
   for (const auto& [epoch, part] : parts_) {
     EpochStatus one{epoch,
                     part.slots.counters(),

@@ -44,7 +44,7 @@ struct EpochStatus {
   uint64_t waited_for = 0;  ///< workers, by bit, that some turn has been waiting for a second
 };
 
-struct PlaneStatus {
+struct DataPlaneStatus {
   uint64_t packets = 0, bytes = 0;                       ///< received
   uint64_t sent_packets = 0, sent_bytes = 0;             ///< replies, counted per worker
   std::array<uint64_t, ADDEND_REFUSAL_COUNT> refused{};  ///< of no job that we know
@@ -85,7 +85,7 @@ class DataPlane {
   std::vector<addend_frame_header> take_ended() { return std::exchange(ended_, {}); }
   /// Whether some job has patience, so that expire has something to watch.
   bool watches_time() const { return patient_jobs_ > 0; }
-  PlaneStatus status(uint64_t now_ns) const;
+  DataPlaneStatus status(uint64_t now_ns) const;
 
  private:
   struct Part {
@@ -129,7 +129,7 @@ class DataPlane {
     uint64_t thread;  // its bit
   };
   std::unordered_map<uint32_t, Expected> probes_;
-  PlaneStatus status_;
+  DataPlaneStatus status_;
   std::vector<addend_frame_header> ended_;
 
   // Results of one job that wait to be sent to all its workers in one go.

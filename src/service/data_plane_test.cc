@@ -85,7 +85,7 @@ class DataPlaneTest : public ::testing::Test {
     return sent_.frames[address_of(worker).to_string()];
   }
   uint64_t refused(addend_refusal why) {
-    const PlaneStatus status = plane_.status(0);
+    const DataPlaneStatus status = plane_.status(0);
     uint64_t count = status.refused[why];
     for (const EpochStatus& epoch : status.epochs)
       count += epoch.counters.refused[why];
@@ -164,7 +164,7 @@ TEST_F(DataPlaneTest, DatagramsInARowFareLikeDatagramsOneByOne) {
     EXPECT_EQ(sent_.frames, sent_singly.frames) << count;
     ++turn;
   }
-  const PlaneStatus row = plane_.status(0), one = singly.status(0);
+  const DataPlaneStatus row = plane_.status(0), one = singly.status(0);
   EXPECT_EQ(row.packets, one.packets);
   EXPECT_EQ(row.refused, one.refused);
   EXPECT_EQ(row.epochs[0].counters.refused, one.epochs[0].counters.refused);

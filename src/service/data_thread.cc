@@ -63,7 +63,7 @@ void DataThread::post(std::function<void(DataPlane&)> work) {
   eventfd_write(wake_.get(), 1);
 }
 
-PlaneStatus DataThread::status() const {
+DataPlaneStatus DataThread::status() const {
   const std::lock_guard lock(mutex_);
   return status_;
 }
@@ -108,7 +108,7 @@ void DataThread::run() {
     for (const addend_frame_header& notice : plane.take_ended())
       on_ended_(notice);
     if (now >= next_status_ns) {
-      PlaneStatus status = plane.status(now);
+      DataPlaneStatus status = plane.status(now);
       dropped_.store(sink.outbox().dropped(), std::memory_order_relaxed);
       too_long_.store(sink.outbox().too_long(), std::memory_order_relaxed);
       const std::lock_guard lock(mutex_);

@@ -31,7 +31,7 @@ class DataThread {
   uint32_t buffer_bytes() const { return socket_.receive_buffer_bytes(); }
   void post(std::function<void(DataPlane&)> work);
   /// As of the last tenth of a second.
-  PlaneStatus status() const;
+  DataPlaneStatus status() const;
   uint64_t dropped() const { return dropped_.load(std::memory_order_relaxed); }
   uint64_t too_long() const { return too_long_.load(std::memory_order_relaxed); }
 
@@ -48,7 +48,7 @@ class DataThread {
   std::atomic<uint64_t> dropped_{0}, too_long_{0};
   mutable std::mutex mutex_;
   std::vector<std::function<void(DataPlane&)>> posted_;  // guarded by mutex_
-  PlaneStatus status_;                                   // guarded by mutex_
+  DataPlaneStatus status_;                               // guarded by mutex_
   std::thread thread_;
 };
 

@@ -41,11 +41,11 @@ Status check(const JobOptions& options) {
 
 }  // namespace
 
-Registry::Registry(std::vector<TenantOptions> tenants, uint32_t boot, Planes& planes, Mail& mail,
-                   LogSink log, SaveState save)
+Registry::Registry(std::vector<TenantOptions> tenants, uint32_t boot, DataThreads& threads,
+                   Mail& mail, LogSink log, SaveState save)
     : tenants_(std::move(tenants)),
       boot_(boot),
-      planes_(planes),
+      threads_(threads),
       mail_(mail),
       log_(std::move(log)),
       save_(std::move(save)) {}
@@ -281,7 +281,7 @@ void Registry::leave(ConnectionId from) {
   const uint32_t number = number_of(job, from);
   log(LogLevel::kInfo, "worker left", job, number);
   forget(job, from);
-  if (job.epoch != 0) planes_.leave(job.epoch, number);
+  if (job.epoch != 0) threads_.leave(job.epoch, number);
   remove_if_done(key);
 }
 
@@ -309,7 +309,7 @@ void Registry::remove_if_done(const Key& key) {
   if (anyone) return;
   for (const uint32_t epoch : {job.epoch, job.past_epoch}) {
     if (epoch == 0) continue;
-    planes_.remove(epoch);
+    threads_.remove(epoch);
     used_epochs_.erase(epoch);
   }
   job.epoch = job.past_epoch = 0;

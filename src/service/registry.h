@@ -32,9 +32,9 @@ class Mail {
 };
 
 /// The data threads, as the registry sees them.
-class Planes {
+class DataThreads {
  public:
-  virtual ~Planes() = default;
+  virtual ~DataThreads() = default;
   virtual uint32_t threads() const = 0;
   virtual uint16_t port(uint32_t thread) const = 0;
   /// `parts` has one entry for each of the first threads.
@@ -65,7 +65,7 @@ class Registry {
  public:
   /// `save` is given what restore takes, whenever a job that must outlive the process comes, goes
   /// or changes; it may be empty.
-  Registry(std::vector<TenantOptions> tenants, uint32_t boot, Planes& planes, Mail& mail,
+  Registry(std::vector<TenantOptions> tenants, uint32_t boot, DataThreads& threads, Mail& mail,
            LogSink log, SaveState save = {});
 
   /// Takes up the jobs that an earlier registry saved, whatever the limits are now; those of
@@ -166,7 +166,7 @@ class Registry {
 
   std::vector<TenantOptions> tenants_;
   uint32_t boot_;
-  Planes& planes_;
+  DataThreads& threads_;
   Mail& mail_;
   LogSink log_;
   SaveState save_;

@@ -73,14 +73,14 @@ Status Registry::ask_for_path(Job& job, uint32_t worker) {
   member.probe->payload_bytes = job.options.payload_bytes;
   member.probe->worker = member.address;
   member.probe->key = *std::move(key);
-  planes_.expect(member.probe);
+  threads_.expect(member.probe);
   addend_control_probe message{};
   message.number = *number;
   message.boot = boot_;
   message.payload_bytes = job.options.payload_bytes;
-  message.threads = std::min(planes_.threads(), job.options.slots);
+  message.threads = std::min(threads_.threads(), job.options.slots);
   for (uint32_t t = 0; t < message.threads; ++t)
-    message.port[t] = planes_.port(t);
+    message.port[t] = threads_.port(t);
   std::memcpy(message.secret, secret->bytes().data(), auth::Secret::kBytes);
   mail_.send(member.connection, ADDEND_CONTROL_PROBE, bytes_of(message), {});
   return {};
@@ -118,9 +118,9 @@ Error Registry::refuse_path(Job& job, uint32_t worker) {
     text = who +
            "'s datagrams come from another address than its connection: is there an address "
            "translation between it and the server?";
-  } else if (thread < std::min(planes_.threads(), job.options.slots)) {
+  } else if (thread < std::min(threads_.threads(), job.options.slots)) {
     text = who + "'s datagrams do not arrive at the server: UDP port " +
-           std::to_string(planes_.port(thread)) + " blocked?";
+           std::to_string(threads_.port(thread)) + " blocked?";
   } else {
     text = "the server's datagrams do not arrive at " + who + ": UDP port " +
            std::to_string(job.members[worker].address.port()) + " blocked?";
@@ -176,7 +176,7 @@ Result<std::vector<aggregate::Slots>> Registry::make_parts(
     const aggregate::SlotsOptions& job) const {
   std::vector<aggregate::Slots> parts;
   const auto attendance = std::make_shared<aggregate::Attendance>();
-  const uint32_t threads = std::min(planes_.threads(), job.slots);
+  const uint32_t threads = std::min(threads_.threads(), job.slots);
   for (uint32_t t = 0; t < threads; ++t) {
     aggregate::SlotsOptions part = job;
     part.first_slot = (t * job.slots + threads - 1) / threads;
@@ -196,7 +196,7 @@ Status Registry::start_epoch(Job& job) {
   auto parts = make_parts((*epoch)->slots);
   if (!parts) return parts.error();
   if (job.past_epoch != 0) {
-    planes_.remove(job.past_epoch);
+    threads_.remove(job.past_epoch);
     used_epochs_.erase(job.past_epoch);
     job.past_epoch = 0;
   }
@@ -204,7 +204,7 @@ Status Registry::start_epoch(Job& job) {
   job.payload_bytes = (*epoch)->slots.payload_bytes;
   job.tables.clear();
   used_epochs_.insert(job.epoch);
-  planes_.start(*epoch, *std::move(parts));
+  threads_.start(*epoch, *std::move(parts));
   log(LogLevel::kInfo, "epoch started", job, ADDEND_FRAME_EVERYONE);
   return send_welcomes(job, **epoch, *secret);
 }
@@ -217,14 +217,14 @@ Status Registry::send_welcomes(Job& job, const JobEpoch& epoch, const auth::Secr
   welcome.slots = job.options.slots;
   welcome.payload_bytes = epoch.slots.payload_bytes;
   welcome.ops = epoch.slots.ops;
-  welcome.threads = std::min(planes_.threads(), job.options.slots);
+  welcome.threads = std::min(threads_.threads(), job.options.slots);
   welcome.flags = resume.flags;
   welcome.positions = static_cast<uint32_t>(resume.positions.size());
   welcome.patience_ns = epoch.slots.patience_ns;
   welcome.quorum = epoch.slots.quorum;
   welcome.packets_per_s = epoch.packets_per_s;
   for (uint32_t t = 0; t < welcome.threads; ++t)
-    welcome.port[t] = planes_.port(t);
+    welcome.port[t] = threads_.port(t);
   auto result = auth::derive_secret(secret, "result", 0);
   if (!result) return result.error();
   std::memcpy(welcome.result_secret, result->bytes().data(), auth::Secret::kBytes);
@@ -255,12 +255,12 @@ Result<uint32_t> Registry::table(ConnectionId from, const addend_control_table& 
   }
   const auto number = static_cast<uint32_t>(job.tables.size());
   job.tables.push_back(table);
-  planes_.set_table(job.epoch, number, table);
+  threads_.set_table(job.epoch, number, table);
   return number;
 }
 
 void Registry::end_epoch(Job& job, addend_notice why, uint32_t worker) {
-  planes_.end(job.epoch, why, worker);
+  threads_.end(job.epoch, why, worker);
   job.past_epoch = job.epoch;
   job.epoch = 0;
   const addend_control_ended body{static_cast<uint32_t>(why), worker};

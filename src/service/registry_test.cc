@@ -38,7 +38,7 @@ class Letters final : public Mail {
   std::vector<Letter> all;
 };
 
-class FakePlanes final : public Planes {
+class FakeDataThreads final : public DataThreads {
  public:
   uint32_t threads() const override { return 3; }
   uint16_t port(uint32_t thread) const override { return static_cast<uint16_t>(9000 + thread); }
@@ -134,9 +134,9 @@ class RegistryTest : public ::testing::Test {
   }
 
   Letters mail_;
-  FakePlanes planes_;
+  FakeDataThreads threads_;
   net::Address peer_ = *net::resolve("10.1.2.3", 1);
-  Registry registry_{tenants(), 77, planes_, mail_,
+  Registry registry_{tenants(), 77, threads_, mail_,
                      [](LogLevel, std::string_view, std::span<const LogField>) {}};
 };
 
@@ -154,23 +154,23 @@ TEST_F(RegistryTest, AnEpochBeginsWhenTheLastWorkerHasJoined) {
   EXPECT_EQ(first.port[2], 9002);
   EXPECT_NE(std::memcmp(first.worker_secret, second.worker_secret, 32), 0);
   EXPECT_EQ(std::memcmp(first.result_secret, second.result_secret, 32), 0);
-  EXPECT_EQ(planes_.last->workers[1].to_string(), "10.1.2.3:5001");
+  EXPECT_EQ(threads_.last->workers[1].to_string(), "10.1.2.3:5001");
 }
 
 TEST_F(RegistryTest, AJobOfItsWorkersGoesWhenTheyLeave) {
   start_ring();
   registry_.leave(10);
-  EXPECT_EQ(planes_.left, (std::vector<uint32_t>{0}));
-  EXPECT_EQ(planes_.live.size(), 1u);
+  EXPECT_EQ(threads_.left, (std::vector<uint32_t>{0}));
+  EXPECT_EQ(threads_.live.size(), 1u);
   registry_.leave(11);
   EXPECT_TRUE(registry_.empty());
-  EXPECT_TRUE(planes_.live.empty());
+  EXPECT_TRUE(threads_.live.empty());
 }
 
 TEST_F(RegistryTest, ALostWorkerEndsTheEpochAndIsNamed) {
   start_ring();
   registry_.lost(11);
-  EXPECT_EQ(planes_.ended, (std::vector<uint32_t>{1}));
+  EXPECT_EQ(threads_.ended, (std::vector<uint32_t>{1}));
   const auto letters = mail_.of(ADDEND_CONTROL_ENDED);
   ASSERT_FALSE(letters.empty());
   EXPECT_EQ(letters[0].to, 10u);
@@ -180,14 +180,14 @@ TEST_F(RegistryTest, ALostWorkerEndsTheEpochAndIsNamed) {
 TEST_F(RegistryTest, WithAQuorumTheOthersGoOn) {
   start_ring_with_quorum(1);
   registry_.lost(11);
-  EXPECT_TRUE(planes_.ended.empty());
-  EXPECT_EQ(planes_.live.size(), 1u);
+  EXPECT_TRUE(threads_.ended.empty());
+  EXPECT_EQ(threads_.live.size(), 1u);
 }
 
 TEST_F(RegistryTest, FewerThanAQuorumAreToldAtOnce) {
   start_ring_with_quorum(2);
   registry_.lost(11);
-  EXPECT_EQ(planes_.ended.size(), 1u);
+  EXPECT_EQ(threads_.ended.size(), 1u);
   const auto letters = mail_.of(ADDEND_CONTROL_ENDED);
   ASSERT_EQ(letters.size(), 1u);
   EXPECT_EQ(letters[0].to, 10u);
@@ -211,20 +211,20 @@ TEST_F(RegistryTest, AWorkerThatIsThereIsNotPushedOut) {
   ASSERT_FALSE(status);
   EXPECT_NE(status.error().message.find("worker 1 of job ring is there already"),
             std::string::npos);
-  EXPECT_TRUE(planes_.ended.empty());
+  EXPECT_TRUE(threads_.ended.empty());
   registry_.lost(12);
-  EXPECT_TRUE(planes_.ended.empty());
+  EXPECT_TRUE(threads_.ended.empty());
 }
 
 TEST_F(RegistryTest, JoiningAgainAfterADeathGathersAnew) {
   start_ring();
-  const uint32_t before = planes_.last->slots.epoch;
+  const uint32_t before = threads_.last->slots.epoch;
   registry_.lost(11);
   ASSERT_TRUE(join(12, 1));
-  EXPECT_EQ(planes_.ended.size(), 1u);
+  EXPECT_EQ(threads_.ended.size(), 1u);
   ASSERT_TRUE(join(10, 0));
-  EXPECT_NE(planes_.last->slots.epoch, before);
-  EXPECT_EQ(planes_.live.size(), 1u);
+  EXPECT_NE(threads_.last->slots.epoch, before);
+  EXPECT_EQ(threads_.live.size(), 1u);
 }
 
 TEST_F(RegistryTest, WorkersGoOnWhereTheLastOfThemIs) {
@@ -270,7 +270,7 @@ TEST_F(RegistryTest, PositionsCountAgainstTheMemoryOfATenant) {
   small.max_jobs = small.max_slots = 1000;
   small.max_memory_bytes = 1 << 16;
   Registry registry{
-      {small}, 77, planes_, mail_, [](LogLevel, std::string_view, std::span<const LogField>) {}};
+      {small}, 77, threads_, mail_, [](LogLevel, std::string_view, std::span<const LogField>) {}};
   for (; jobs < 1000; ++jobs) {
     net::put_text(job.name, "wide" + std::to_string(jobs));
     const Status status = registry.create("small", job);
@@ -329,7 +329,7 @@ TEST_F(RegistryTest, WorkersWhoseTenantForbidsFloatsMakeAJobOfIntegers) {
     addend_control_join join = message("solo", 0, 1);
     join.job.flags = ADDEND_CONTROL_FLOATS;
     EXPECT_TRUE(come(from, tenant, join, {}));
-    return planes_.last->slots.ops;
+    return threads_.last->slots.ops;
   };
   EXPECT_EQ(ops("one", 10) & kFloats, kFloats);
   EXPECT_EQ(ops("two", 11) & kFloats, 0u);
@@ -369,7 +369,7 @@ TEST_F(RegistryTest, EqualTablesHaveOneNumber) {
   EXPECT_EQ(*registry_.table(11, table), 0u);
   table.entries[3] = 7;
   EXPECT_EQ(*registry_.table(11, table), 1u);
-  EXPECT_EQ(planes_.tables, (std::vector<uint32_t>{0, 1}));
+  EXPECT_EQ(threads_.tables, (std::vector<uint32_t>{0, 1}));
   for (uint16_t i = 0; i < 14; ++i) {
     table.entries[0] = static_cast<uint16_t>(100 + i);
     ASSERT_TRUE(registry_.table(10, table));
@@ -418,7 +418,7 @@ TEST_F(RegistryTest, ClosingEndsEverythingAndLeavesNothingBehind) {
   EXPECT_FALSE(come(20, "two", message("late", 0), {}));
   registry_.end_all();
   EXPECT_TRUE(registry_.empty());
-  EXPECT_TRUE(planes_.live.empty());
+  EXPECT_TRUE(threads_.live.empty());
   EXPECT_EQ(mail_.of(ADDEND_CONTROL_ENDED).size(), 2u);
   registry_.lost(10);
 }
@@ -428,7 +428,7 @@ class KeptJobsTest : public RegistryTest {
  protected:
   std::unique_ptr<Registry> make(std::vector<TenantOptions> tenants) {
     return std::make_unique<Registry>(
-        std::move(tenants), 78, planes_, mail_,
+        std::move(tenants), 78, threads_, mail_,
         [](LogLevel, std::string_view, std::span<const LogField>) {},
         [this](std::span<const uint8_t> state) {
           if (!fails_) saved_.assign(state.begin(), state.end());
@@ -502,7 +502,7 @@ TEST_F(KeptJobsTest, JobsOfATenantThatIsNoMoreEnd) {
   others.erase(others.begin());
   registry_.set_tenants(others);
   EXPECT_TRUE(registry_.empty());
-  EXPECT_TRUE(planes_.live.empty());
+  EXPECT_TRUE(threads_.live.empty());
   EXPECT_EQ(mail_.of(ADDEND_CONTROL_ENDED).size(), 2u);
   EXPECT_FALSE(join(12, 0));
 }
@@ -516,21 +516,21 @@ TEST_F(RegistryTest, AThousandJobsComeAndGo) {
     registry_.lost(101 + 2 * i);
   }
   EXPECT_TRUE(registry_.empty());
-  EXPECT_TRUE(planes_.live.empty());
+  EXPECT_TRUE(threads_.live.empty());
 }
 
 TEST_F(RegistryTest, AnEpochHasThePayloadThatEveryPathCarries) {
   ASSERT_TRUE(come(10, "one", message("ring", 0), {}, 48));
   EXPECT_EQ(registry_.jobs()[0].payload_bytes, 64u);
   ASSERT_TRUE(come(11, "one", message("ring", 1), {}, 56));
-  EXPECT_EQ(planes_.last->slots.payload_bytes, 48u);
+  EXPECT_EQ(threads_.last->slots.payload_bytes, 48u);
   EXPECT_EQ(registry_.jobs()[0].payload_bytes, 48u);
   for (const Letter& letter : mail_.of(ADDEND_CONTROL_WELCOME))
     EXPECT_EQ(letter.as<addend_control_welcome>().payload_bytes, 48u);
   // The next epoch is not bound by this one's paths.
   ASSERT_TRUE(come(11, "one", message("ring", 1), {}));
   ASSERT_TRUE(come(10, "one", message("ring", 0), {}));
-  EXPECT_EQ(planes_.last->slots.payload_bytes, 64u);
+  EXPECT_EQ(threads_.last->slots.payload_bytes, 64u);
 }
 
 TEST_F(RegistryTest, AWorkerIsAskedToProbeEveryThreadWithAKeyOfItsOwn) {
@@ -544,9 +544,9 @@ TEST_F(RegistryTest, AWorkerIsAskedToProbeEveryThreadWithAKeyOfItsOwn) {
   EXPECT_EQ(probe.port[2], 9002);
   EXPECT_EQ(probe.payload_bytes, 64u);
   EXPECT_NE(std::memcmp(probe.secret, letters[0].as<addend_control_probe>().secret, 32), 0);
-  ASSERT_EQ(planes_.probes.size(), 2u);
-  EXPECT_EQ(planes_.probes[1]->number, probe.number);
-  EXPECT_EQ(planes_.probes[1]->worker.to_string(), "10.1.2.3:5001");
+  ASSERT_EQ(threads_.probes.size(), 2u);
+  EXPECT_EQ(threads_.probes[1]->number, probe.number);
+  EXPECT_EQ(threads_.probes[1]->worker.to_string(), "10.1.2.3:5001");
 }
 
 TEST_F(RegistryTest, AWorkerWhoseDatagramsDoNotPassIsNamedToAll) {
@@ -564,8 +564,8 @@ TEST_F(RegistryTest, AWorkerWhoseDatagramsDoNotPassIsNamedToAll) {
     mail_.all.clear();
     ASSERT_TRUE(join(10, 0));
     ASSERT_TRUE(registry_.join(11, "one", peer_, message("ring", 1), {}));
-    planes_.probes.back()->heard = one.heard;
-    planes_.probes.back()->misdirected = one.misdirected;
+    threads_.probes.back()->heard = one.heard;
+    threads_.probes.back()->misdirected = one.misdirected;
     const Status status = registry_.path(11, {0, 0});
     ASSERT_FALSE(status);
     EXPECT_EQ(status.error().code, Errc::kUnavailable);

@@ -17,7 +17,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-class Threads final : public Planes {
+class RunningThreads final : public DataThreads {
  public:
   Status start_all(const net::Address& address, uint32_t count, const DataThread::OnEnded& ended) {
     for (uint32_t i = 0; i < count; ++i) {
@@ -278,7 +278,7 @@ class RunningServer final : public Server {
   uint32_t boot_ = 0;
   Clock::time_point started_ = Clock::now();
   LogSink log_;
-  Threads threads_;
+  RunningThreads threads_;
   std::unique_ptr<Control> control_;
   std::mutex ended_mutex_;
   Control* ended_to_ = nullptr;  // guarded by ended_mutex_

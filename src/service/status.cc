@@ -149,7 +149,7 @@ std::string job_json(const JobStatus& job) {
 
 const char* refusal_name(addend_refusal refusal) { return kRefusals[refusal]; }
 
-void add(ServerStatus& status, const PlaneStatus& plane) {
+void add(ServerStatus& status, const DataPlaneStatus& plane) {
   status.packets += plane.packets;
   status.bytes += plane.bytes;
   status.sent_packets += plane.sent_packets;

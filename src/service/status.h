@@ -43,7 +43,7 @@ struct ServerStatus {
 };
 
 /// Adds what one thread says.
-void add(ServerStatus& status, const PlaneStatus& plane);
+void add(ServerStatus& status, const DataPlaneStatus& plane);
 
 /// The Prometheus text format.
 std::string to_metrics(const ServerStatus& status);

@@ -171,7 +171,7 @@ class PlanePlayer final : public TracePlayer, private service::FrameSink {
   void flush() override {}
 
   std::array<uint64_t, ADDEND_REFUSAL_COUNT> refused() const {
-    const service::PlaneStatus status = plane_.status(0);
+    const service::DataPlaneStatus status = plane_.status(0);
     auto all = status.refused;
     for (std::size_t i = 0; i < all.size(); ++i)
       all[i] += status.epochs[0].counters.refused[i];
