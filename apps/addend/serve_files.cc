@@ -11,7 +11,7 @@
 namespace addend::cli {
 namespace {
 
-// Requests to the keeper: one letter, and for a save the bytes.
+// Requests to the keeper: one character, and for a save the bytes.
 constexpr char kConfig = 'c', kState = 's', kSave = 'w';
 
 using Files = std::map<std::string, std::string>;

@@ -8,7 +8,7 @@
 namespace addend::service {
 namespace {
 
-// Letters that a peer may leave unread: a welcome with positions, and ends of epochs.
+// Messages that a peer may leave unread: a welcome with positions, and ends of epochs.
 constexpr std::size_t kMaxUnread = 512u << 10;
 // A buffer that was larger gives its memory back.
 constexpr std::size_t kKept = 16u << 10;

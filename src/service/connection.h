@@ -50,7 +50,7 @@ class Connection {
 
   /// Where answers are put.
   std::vector<uint8_t>& out() { return out_; }
-  /// Puts a letter of the server's own there. Who does not read its mail is cut off.
+  /// Puts a message there that answers none. Who does not read is cut off.
   void put(addend_control_type type, std::span<const uint8_t> body,
            std::span<const uint32_t> numbers);
   /// Whether all of it was sent; before, nothing more is read.

@@ -37,8 +37,8 @@ Control::Control(const ControlOptions& options, JobCounters counters, LogSink lo
 
 Result<std::unique_ptr<Control>> Control::start(
     const ControlOptions& options,
-    const std::function<std::unique_ptr<Registry>(Mail& mail)>& make_registry, JobCounters counters,
-    LogSink log) {
+    const std::function<std::unique_ptr<Registry>(MessageSink& sink)>& make_registry,
+    JobCounters counters, LogSink log) {
   std::unique_ptr<Control> control(new Control(options, std::move(counters), std::move(log)));
   auto listener = net::listen_tcp(options.address, control->port_);
   if (!listener) return listener.error();

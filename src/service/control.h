@@ -39,12 +39,12 @@ struct ControlView {
   ControlStatus status;
 };
 
-class Control final : private Mail {
+class Control final : private MessageSink {
  public:
-  /// `make_registry` is called once, with where the registry's letters go.
+  /// `make_registry` is called once, with where the registry's messages go.
   static Result<std::unique_ptr<Control>> start(
       const ControlOptions& options,
-      const std::function<std::unique_ptr<Registry>(Mail& mail)>& make_registry,
+      const std::function<std::unique_ptr<Registry>(MessageSink& sink)>& make_registry,
       JobCounters counters, LogSink log);
   ~Control() override;
 

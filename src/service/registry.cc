@@ -42,11 +42,11 @@ Status check(const JobOptions& options) {
 }  // namespace
 
 Registry::Registry(std::vector<TenantOptions> tenants, uint32_t boot, DataThreads& threads,
-                   Mail& mail, LogSink log, SaveState save)
+                   MessageSink& sink, LogSink log, SaveState save)
     : tenants_(std::move(tenants)),
       boot_(boot),
       threads_(threads),
-      mail_(mail),
+      sink_(sink),
       log_(std::move(log)),
       save_(std::move(save)) {}
 

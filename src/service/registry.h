@@ -24,9 +24,9 @@ namespace addend::service {
 using ConnectionId = uint64_t;
 
 /// Takes messages to connections; one that is gone swallows them.
-class Mail {
+class MessageSink {
  public:
-  virtual ~Mail() = default;
+  virtual ~MessageSink() = default;
   virtual void send(ConnectionId to, addend_control_type type, std::span<const uint8_t> body,
                     std::span<const uint32_t> numbers) = 0;
 };
@@ -65,8 +65,8 @@ class Registry {
  public:
   /// `save` is given what restore takes, whenever a job that must outlive the process comes, goes
   /// or changes; it may be empty.
-  Registry(std::vector<TenantOptions> tenants, uint32_t boot, DataThreads& threads, Mail& mail,
-           LogSink log, SaveState save = {});
+  Registry(std::vector<TenantOptions> tenants, uint32_t boot, DataThreads& threads,
+           MessageSink& sink, LogSink log, SaveState save = {});
 
   /// Takes up the jobs that an earlier registry saved, whatever the limits are now; those of
   /// tenants that are no more are dropped.
@@ -167,7 +167,7 @@ class Registry {
   std::vector<TenantOptions> tenants_;
   uint32_t boot_;
   DataThreads& threads_;
-  Mail& mail_;
+  MessageSink& sink_;
   LogSink log_;
   SaveState save_;
   bool closed_ = false;

@@ -82,7 +82,7 @@ Status Registry::ask_for_path(Job& job, uint32_t worker) {
   for (uint32_t t = 0; t < message.threads; ++t)
     message.port[t] = threads_.port(t);
   std::memcpy(message.secret, secret->bytes().data(), auth::Secret::kBytes);
-  mail_.send(member.connection, ADDEND_CONTROL_PROBE, bytes_of(message), {});
+  sink_.send(member.connection, ADDEND_CONTROL_PROBE, bytes_of(message), {});
   return {};
 }
 
@@ -133,7 +133,7 @@ Error Registry::refuse_path(Job& job, uint32_t worker) {
   for (uint32_t w = 0; w < job.options.world; ++w) {
     const ConnectionId connection = job.members[w].connection;
     if (connection == 0) continue;
-    if (w != worker) mail_.send(connection, ADDEND_CONTROL_FAILED, bytes_of(failed), {});
+    if (w != worker) sink_.send(connection, ADDEND_CONTROL_FAILED, bytes_of(failed), {});
     forget(job, connection);
   }
   remove_if_done(key);
@@ -234,7 +234,7 @@ Status Registry::send_welcomes(Job& job, const JobEpoch& epoch, const auth::Secr
     std::memcpy(welcome.worker_secret, own->bytes().data(), auth::Secret::kBytes);
     job.members[w].payload_bytes = 0;
     job.members[w].positions = std::vector<uint32_t>();  // clear() would keep the memory
-    mail_.send(job.members[w].connection, ADDEND_CONTROL_WELCOME, bytes_of(welcome),
+    sink_.send(job.members[w].connection, ADDEND_CONTROL_WELCOME, bytes_of(welcome),
                resume.positions);
   }
   return {};
@@ -266,7 +266,7 @@ void Registry::end_epoch(Job& job, addend_notice why, uint32_t worker) {
   const addend_control_ended body{static_cast<uint32_t>(why), worker};
   for (const Member& member : job.members) {
     if (member.connection != 0)
-      mail_.send(member.connection, ADDEND_CONTROL_ENDED, bytes_of(body), {});
+      sink_.send(member.connection, ADDEND_CONTROL_ENDED, bytes_of(body), {});
   }
   log(LogLevel::kWarning, "epoch ended", job, worker);
 }

@@ -9,7 +9,7 @@
 namespace addend::service {
 namespace {
 
-struct Letter {
+struct SentMessage {
   ConnectionId to;
   addend_control_type type;
   std::vector<uint8_t> body;
@@ -22,20 +22,20 @@ struct Letter {
   }
 };
 
-class Letters final : public Mail {
+class SentMessages final : public MessageSink {
  public:
   void send(ConnectionId to, addend_control_type type, std::span<const uint8_t> body,
             std::span<const uint32_t> numbers) override {
     all.push_back({to, type, {body.begin(), body.end()}, {numbers.begin(), numbers.end()}});
   }
-  std::vector<Letter> of(addend_control_type type) const {
-    std::vector<Letter> some;
-    for (const Letter& letter : all) {
-      if (letter.type == type) some.push_back(letter);
+  std::vector<SentMessage> of(addend_control_type type) const {
+    std::vector<SentMessage> some;
+    for (const SentMessage& message : all) {
+      if (message.type == type) some.push_back(message);
     }
     return some;
   }
-  std::vector<Letter> all;
+  std::vector<SentMessage> all;
 };
 
 class FakeDataThreads final : public DataThreads {
@@ -123,7 +123,7 @@ class RegistryTest : public ::testing::Test {
   void start_ring() {
     ASSERT_TRUE(join(10, 0));
     ASSERT_TRUE(join(11, 1));
-    ASSERT_EQ(mail_.of(ADDEND_CONTROL_WELCOME).size(), 2u);
+    ASSERT_EQ(sink_.of(ADDEND_CONTROL_WELCOME).size(), 2u);
   }
   void start_ring_with_quorum(uint32_t quorum) {
     addend_control_join first = message("ring", 0), second = message("ring", 1);
@@ -133,21 +133,21 @@ class RegistryTest : public ::testing::Test {
     ASSERT_TRUE(come(11, "one", second, {}));
   }
 
-  Letters mail_;
+  SentMessages sink_;
   FakeDataThreads threads_;
   net::Address peer_ = *net::resolve("10.1.2.3", 1);
-  Registry registry_{tenants(), 77, threads_, mail_,
+  Registry registry_{tenants(), 77, threads_, sink_,
                      [](LogLevel, std::string_view, std::span<const LogField>) {}};
 };
 
 TEST_F(RegistryTest, AnEpochBeginsWhenTheLastWorkerHasJoined) {
   ASSERT_TRUE(join(10, 0));
-  EXPECT_TRUE(mail_.of(ADDEND_CONTROL_WELCOME).empty());
+  EXPECT_TRUE(sink_.of(ADDEND_CONTROL_WELCOME).empty());
   ASSERT_TRUE(join(11, 1));
-  const auto letters = mail_.of(ADDEND_CONTROL_WELCOME);
-  ASSERT_EQ(letters.size(), 2u);
-  const auto first = letters[0].as<addend_control_welcome>();
-  const auto second = letters[1].as<addend_control_welcome>();
+  const auto messages = sink_.of(ADDEND_CONTROL_WELCOME);
+  ASSERT_EQ(messages.size(), 2u);
+  const auto first = messages[0].as<addend_control_welcome>();
+  const auto second = messages[1].as<addend_control_welcome>();
   EXPECT_EQ(first.epoch, second.epoch);
   EXPECT_EQ(first.boot, 77u);
   EXPECT_EQ(first.threads, 3u);
@@ -171,10 +171,10 @@ TEST_F(RegistryTest, ALostWorkerEndsTheEpochAndIsNamed) {
   start_ring();
   registry_.lost(11);
   EXPECT_EQ(threads_.ended, (std::vector<uint32_t>{1}));
-  const auto letters = mail_.of(ADDEND_CONTROL_ENDED);
-  ASSERT_FALSE(letters.empty());
-  EXPECT_EQ(letters[0].to, 10u);
-  EXPECT_EQ(letters[0].as<addend_control_ended>().worker, 1u);
+  const auto messages = sink_.of(ADDEND_CONTROL_ENDED);
+  ASSERT_FALSE(messages.empty());
+  EXPECT_EQ(messages[0].to, 10u);
+  EXPECT_EQ(messages[0].as<addend_control_ended>().worker, 1u);
 }
 
 TEST_F(RegistryTest, WithAQuorumTheOthersGoOn) {
@@ -188,10 +188,10 @@ TEST_F(RegistryTest, FewerThanAQuorumAreToldAtOnce) {
   start_ring_with_quorum(2);
   registry_.lost(11);
   EXPECT_EQ(threads_.ended.size(), 1u);
-  const auto letters = mail_.of(ADDEND_CONTROL_ENDED);
-  ASSERT_EQ(letters.size(), 1u);
-  EXPECT_EQ(letters[0].to, 10u);
-  EXPECT_EQ(letters[0].as<addend_control_ended>().worker, 1u);
+  const auto messages = sink_.of(ADDEND_CONTROL_ENDED);
+  ASSERT_EQ(messages.size(), 1u);
+  EXPECT_EQ(messages[0].to, 10u);
+  EXPECT_EQ(messages[0].as<addend_control_ended>().worker, 1u);
 }
 
 TEST_F(RegistryTest, AQuorumWithoutPatienceIsRefused) {
@@ -232,23 +232,23 @@ TEST_F(RegistryTest, WorkersGoOnWhereTheLastOfThemIs) {
   behind[3] = 4;
   ASSERT_TRUE(join(10, 0, ahead));
   ASSERT_TRUE(join(11, 1, behind));
-  const auto letters = mail_.of(ADDEND_CONTROL_WELCOME);
-  EXPECT_EQ(letters[0].numbers, behind);
-  EXPECT_EQ(letters[0].as<addend_control_welcome>().flags, 0u);
+  const auto messages = sink_.of(ADDEND_CONTROL_WELCOME);
+  EXPECT_EQ(messages[0].numbers, behind);
+  EXPECT_EQ(messages[0].as<addend_control_welcome>().flags, 0u);
 }
 
 TEST_F(RegistryTest, AWorkerWithoutAPlaceMakesAllStartAnew) {
   ASSERT_TRUE(join(10, 0, std::vector<uint32_t>(10, 5)));
   ASSERT_TRUE(join(11, 1));
-  const auto letters = mail_.of(ADDEND_CONTROL_WELCOME);
-  EXPECT_EQ(letters[0].as<addend_control_welcome>().flags, ADDEND_CONTROL_FRESH);
-  EXPECT_TRUE(letters[0].numbers.empty());
+  const auto messages = sink_.of(ADDEND_CONTROL_WELCOME);
+  EXPECT_EQ(messages[0].as<addend_control_welcome>().flags, ADDEND_CONTROL_FRESH);
+  EXPECT_TRUE(messages[0].numbers.empty());
 }
 
 TEST_F(RegistryTest, PlacesTooFarApartCannotBeJoined) {
   ASSERT_TRUE(join(10, 0, std::vector<uint32_t>(10, 5)));
   ASSERT_TRUE(join(11, 1, std::vector<uint32_t>(10, 3)));
-  EXPECT_EQ(mail_.of(ADDEND_CONTROL_WELCOME)[0].as<addend_control_welcome>().flags,
+  EXPECT_EQ(sink_.of(ADDEND_CONTROL_WELCOME)[0].as<addend_control_welcome>().flags,
             ADDEND_CONTROL_FRESH);
 }
 
@@ -270,7 +270,7 @@ TEST_F(RegistryTest, PositionsCountAgainstTheMemoryOfATenant) {
   small.max_jobs = small.max_slots = 1000;
   small.max_memory_bytes = 1 << 16;
   Registry registry{
-      {small}, 77, threads_, mail_, [](LogLevel, std::string_view, std::span<const LogField>) {}};
+      {small}, 77, threads_, sink_, [](LogLevel, std::string_view, std::span<const LogField>) {}};
   for (; jobs < 1000; ++jobs) {
     net::put_text(job.name, "wide" + std::to_string(jobs));
     const Status status = registry.create("small", job);
@@ -419,7 +419,7 @@ TEST_F(RegistryTest, ClosingEndsEverythingAndLeavesNothingBehind) {
   registry_.end_all();
   EXPECT_TRUE(registry_.empty());
   EXPECT_TRUE(threads_.live.empty());
-  EXPECT_EQ(mail_.of(ADDEND_CONTROL_ENDED).size(), 2u);
+  EXPECT_EQ(sink_.of(ADDEND_CONTROL_ENDED).size(), 2u);
   registry_.lost(10);
 }
 
@@ -428,7 +428,7 @@ class KeptJobsTest : public RegistryTest {
  protected:
   std::unique_ptr<Registry> make(std::vector<TenantOptions> tenants) {
     return std::make_unique<Registry>(
-        std::move(tenants), 78, threads_, mail_,
+        std::move(tenants), 78, threads_, sink_,
         [](LogLevel, std::string_view, std::span<const LogField>) {},
         [this](std::span<const uint8_t> state) {
           if (!fails_) saved_.assign(state.begin(), state.end());
@@ -503,7 +503,7 @@ TEST_F(KeptJobsTest, JobsOfATenantThatIsNoMoreEnd) {
   registry_.set_tenants(others);
   EXPECT_TRUE(registry_.empty());
   EXPECT_TRUE(threads_.live.empty());
-  EXPECT_EQ(mail_.of(ADDEND_CONTROL_ENDED).size(), 2u);
+  EXPECT_EQ(sink_.of(ADDEND_CONTROL_ENDED).size(), 2u);
   EXPECT_FALSE(join(12, 0));
 }
 
@@ -525,8 +525,8 @@ TEST_F(RegistryTest, AnEpochHasThePayloadThatEveryPathCarries) {
   ASSERT_TRUE(come(11, "one", message("ring", 1), {}, 56));
   EXPECT_EQ(threads_.last->slots.payload_bytes, 48u);
   EXPECT_EQ(registry_.jobs()[0].payload_bytes, 48u);
-  for (const Letter& letter : mail_.of(ADDEND_CONTROL_WELCOME))
-    EXPECT_EQ(letter.as<addend_control_welcome>().payload_bytes, 48u);
+  for (const SentMessage& message : sink_.of(ADDEND_CONTROL_WELCOME))
+    EXPECT_EQ(message.as<addend_control_welcome>().payload_bytes, 48u);
   // The next epoch is not bound by this one's paths.
   ASSERT_TRUE(come(11, "one", message("ring", 1), {}));
   ASSERT_TRUE(come(10, "one", message("ring", 0), {}));
@@ -536,14 +536,14 @@ TEST_F(RegistryTest, AnEpochHasThePayloadThatEveryPathCarries) {
 TEST_F(RegistryTest, AWorkerIsAskedToProbeEveryThreadWithAKeyOfItsOwn) {
   ASSERT_TRUE(registry_.join(10, "one", peer_, message("ring", 0), {}));
   ASSERT_TRUE(registry_.join(11, "one", peer_, message("ring", 1), {}));
-  const auto letters = mail_.of(ADDEND_CONTROL_PROBE);
-  ASSERT_EQ(letters.size(), 2u);
-  const auto probe = letters[1].as<addend_control_probe>();
-  EXPECT_EQ(letters[1].to, 11u);
+  const auto messages = sink_.of(ADDEND_CONTROL_PROBE);
+  ASSERT_EQ(messages.size(), 2u);
+  const auto probe = messages[1].as<addend_control_probe>();
+  EXPECT_EQ(messages[1].to, 11u);
   EXPECT_EQ(probe.threads, 3u);
   EXPECT_EQ(probe.port[2], 9002);
   EXPECT_EQ(probe.payload_bytes, 64u);
-  EXPECT_NE(std::memcmp(probe.secret, letters[0].as<addend_control_probe>().secret, 32), 0);
+  EXPECT_NE(std::memcmp(probe.secret, messages[0].as<addend_control_probe>().secret, 32), 0);
   ASSERT_EQ(threads_.probes.size(), 2u);
   EXPECT_EQ(threads_.probes[1]->number, probe.number);
   EXPECT_EQ(threads_.probes[1]->worker.to_string(), "10.1.2.3:5001");
@@ -561,7 +561,7 @@ TEST_F(RegistryTest, AWorkerWhoseDatagramsDoNotPassIsNamedToAll) {
       {0b111, false, "the server's datagrams do not arrive at worker 1: UDP port 5001 blocked?"},
       {0, true, "worker 1's datagrams come from another address than its connection"}};
   for (const Case& one : cases) {
-    mail_.all.clear();
+    sink_.all.clear();
     ASSERT_TRUE(join(10, 0));
     ASSERT_TRUE(registry_.join(11, "one", peer_, message("ring", 1), {}));
     threads_.probes.back()->heard = one.heard;
@@ -570,10 +570,10 @@ TEST_F(RegistryTest, AWorkerWhoseDatagramsDoNotPassIsNamedToAll) {
     ASSERT_FALSE(status);
     EXPECT_EQ(status.error().code, Errc::kUnavailable);
     EXPECT_NE(status.error().message.find(one.words), std::string::npos) << status.error().message;
-    const auto letters = mail_.of(ADDEND_CONTROL_FAILED);
-    ASSERT_EQ(letters.size(), 1u);
-    EXPECT_EQ(letters[0].to, 10u);
-    EXPECT_EQ(net::get_text(letters[0].as<addend_control_failed>().text), status.error().message);
+    const auto messages = sink_.of(ADDEND_CONTROL_FAILED);
+    ASSERT_EQ(messages.size(), 1u);
+    EXPECT_EQ(messages[0].to, 10u);
+    EXPECT_EQ(net::get_text(messages[0].as<addend_control_failed>().text), status.error().message);
     EXPECT_TRUE(registry_.empty());
   }
 }

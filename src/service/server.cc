@@ -214,8 +214,8 @@ class RunningServer final : public Server {
     Status restored;
     auto started = Control::start(
         control_options(options, address),
-        [&](Mail& mail) {
-          auto registry = std::make_unique<Registry>(options.tenants, boot_, threads_, mail, log_,
+        [&](MessageSink& sink) {
+          auto registry = std::make_unique<Registry>(options.tenants, boot_, threads_, sink, log_,
                                                      options.save_state);
           if (!options.state.empty()) restored = registry->restore(options.state);
           return registry;

@@ -106,7 +106,7 @@ void add_control_metrics(Metrics& metrics, const ControlStatus& status) {
                  double(status.dropped));
   metrics.single("connections_refused_total", "counter", "Connections beyond a limit.",
                  double(status.refused));
-  metrics.single("connections_cut_off_total", "counter", "Idle, or did not read their mail.",
+  metrics.single("connections_cut_off_total", "counter", "Idle, or did not read what was sent.",
                  double(status.cut_off));
   metrics.single("accept_failures_total", "counter", "Times without a descriptor for a new one.",
                  double(status.accept_failures));
