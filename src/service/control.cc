@@ -48,7 +48,7 @@ Result<std::unique_ptr<Control>> Control::start(
   control->registry_ = make_registry(*control);
   auto tls = control->make_tls(options);
   if (!tls) return tls.error();
-  control->strangers_.emplace(*std::move(tls), control->log_);
+  control->handshakes_.emplace(*std::move(tls), control->log_);
   control->publish();
   control->thread_ = std::thread(&Control::run, control.get());
   return control;
@@ -67,7 +67,7 @@ Status Control::reload(const ControlOptions& options, std::vector<TenantOptions>
   if (!tls) return tls.error();
   post([this, tls = *std::move(tls), most = options.max_connections,
         tenants = std::move(tenants)](Registry& registry) {
-    strangers_->set_tls(tls);
+    handshakes_->set_tls(tls);
     options_.max_connections = most;
     registry.set_tenants(tenants);
   });
@@ -108,8 +108,8 @@ ControlView Control::view() const {
 
 void Control::publish() {
   status_.connections = static_cast<uint32_t>(connections_.size());
-  status_.handshakes = strangers_->size();
-  status_.dropped = strangers_->dropped();
+  status_.handshakes = handshakes_->size();
+  status_.dropped = handshakes_->dropped();
   std::vector<JobView> jobs;
   if (changed_) jobs = registry_->jobs();
   const std::lock_guard lock(mutex_);
@@ -128,7 +128,7 @@ void Control::run() {
     const auto entries = std::span(ready).subspan(2);
     const std::size_t known = connections_.size();
     drive_all(entries.first(known), now);
-    for (Peer& peer : strangers_->drive(entries.subspan(known), now))
+    for (Peer& peer : handshakes_->drive(entries.subspan(known), now))
       let_in(std::move(peer));
     if (ready[0].revents != 0) accept_some(now);
     std::erase_if(connections_, [](const auto& c) { return !c->open(); });
@@ -152,7 +152,7 @@ Clock::time_point Control::watch(std::vector<pollfd>& ready, Clock::time_point n
     if (connection->drained() && (free > now || connection->has_more())) rest(std::max(free, now));
     ready.push_back({connection->fd(), events, 0});
   }
-  strangers_->watch(ready, now, until);
+  handshakes_->watch(ready, now, until);
   return until;
 }
 
@@ -163,7 +163,7 @@ void Control::accept_some(Clock::time_point now) {
     net::Descriptor socket(accept4(listener_.get(), reinterpret_cast<sockaddr*>(&address.raw),
                                    &length, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket) {
-      strangers_->add(std::move(socket), address, now);
+      handshakes_->add(std::move(socket), address, now);
       continue;
     }
     if (errno == ECONNABORTED || errno == EINTR) continue;
@@ -173,7 +173,7 @@ void Control::accept_some(Clock::time_point now) {
     const LogField fields[] = {{"why", std::strerror(errno)}};
     log_(LogLevel::kError, "cannot accept connections", fields);
     ++status_.accept_failures;
-    if (strangers_->drop_one()) continue;
+    if (handshakes_->drop_one()) continue;
     accept_at_ = now + kAcceptPause;
     return;
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The control plane: one thread, many TLS connections, and the registry that their messages are
-// for. Work and bytes are bounded for each connection, tenant and stranger, and for each turn of
+// for. Work and bytes are bounded for each connection, tenant and handshake, and for each turn of
 // the loop (docs/security.md, "Control plane").
 #pragma once
 
@@ -15,11 +15,11 @@
 #include "auth/tls.h"
 #include "net/descriptor.h"
 #include "service/connection.h"
+#include "service/handshakes.h"
 #include "service/registry.h"
 #include "service/rivals.h"
 #include "service/share.h"
 #include "service/status.h"
-#include "service/strangers.h"
 
 namespace addend::service {
 
@@ -89,7 +89,7 @@ class Control final : private MessageSink {
   JobCounters counters_;
   LogSink log_;
   std::unique_ptr<Registry> registry_;
-  std::optional<Strangers> strangers_;
+  std::optional<Handshakes> handshakes_;
   net::Descriptor listener_, wake_;
   uint16_t port_ = 0;
   std::vector<std::unique_ptr<Connection>> connections_;  // oldest first

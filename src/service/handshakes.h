@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Peers that have not shown who they are: a pool of its own, so that they are only in each other's
-// way, and a share of the thread's time for each address that they come from.
+// Connections in the TLS handshake, of peers that have not shown who they are: a pool of its own,
+// so that they are only in each other's way, and a share of the thread's time for each address that
+// they come from.
 #pragma once
 
 #include <array>
@@ -19,9 +20,9 @@
 namespace addend::service {
 
 /// One thread at a time.
-class Strangers {
+class Handshakes {
  public:
-  Strangers(std::shared_ptr<const auth::TlsContext> tls, LogSink log);
+  Handshakes(std::shared_ptr<const auth::TlsContext> tls, LogSink log);
   /// For those that come from now on.
   void set_tls(std::shared_ptr<const auth::TlsContext> tls) { tls_ = std::move(tls); }
 
@@ -42,7 +43,7 @@ class Strangers {
  private:
   // An IPv4 address, or the network of an IPv6 one: its hosts are one owner's.
   using Source = std::array<uint8_t, 16>;
-  struct Stranger {
+  struct Handshake {
     net::Descriptor socket;
     net::Address address;
     Source source;
@@ -54,7 +55,7 @@ class Strangers {
   enum class Step : uint8_t { kWaits, kDone, kOver };
 
   static Source source_of(const net::Address& address);
-  Step handshake(Stranger& stranger);
+  Step go_on(Handshake& peer);
   Source account_of(const Source& source) const;
   Clock::time_point free_at(const Source& source) const;
   void charge(const Source& source, Clock::time_point now, std::chrono::nanoseconds used);
@@ -63,7 +64,7 @@ class Strangers {
 
   std::shared_ptr<const auth::TlsContext> tls_;
   LogSink log_;
-  std::list<Stranger> pool_;  // oldest first
+  std::list<Handshake> pool_;  // oldest first
   std::map<Source, Share> shares_;
   uint64_t dropped_ = 0;
 };
