@@ -28,7 +28,7 @@ constexpr std::size_t kSmallMessage = 4096;
 constexpr int kMessagesATurn = 16;
 constexpr int kAcceptsATurn = 64;
 // How often it is asked whether two that claim one place have settled it.
-constexpr std::chrono::milliseconds kRivals{20};
+constexpr std::chrono::milliseconds kConflicts{20};
 
 }  // namespace
 
@@ -132,7 +132,7 @@ void Control::run() {
       let_in(std::move(peer));
     if (ready[0].revents != 0) accept_some(now);
     std::erase_if(connections_, [](const auto& c) { return !c->open(); });
-    if (!rivals_.empty()) settle_rivals();
+    if (!conflicts_.empty()) settle_conflicts();
     publish();
   }
 }
@@ -143,7 +143,7 @@ Clock::time_point Control::watch(std::vector<pollfd>& ready, Clock::time_point n
   const auto rest = [&](Clock::time_point from) { until = std::min(until, from); };
   ready.assign({{accept_at_ <= now ? listener_.get() : -1, POLLIN, 0}, {wake_.get(), POLLIN, 0}});
   if (accept_at_ > now) rest(accept_at_);
-  if (!rivals_.empty()) rest(now + kRivals);
+  if (!conflicts_.empty()) rest(now + kConflicts);
   for (const auto& connection : connections_) {
     const auto share = shares_.find(connection->tenant());
     const auto free = share == shares_.end() ? now : share->second.free_at();
@@ -346,20 +346,20 @@ Status Control::join(Connection& connection, const net::ControlMessage& message)
   if (join.positions != message.words.size() / 4) {
     return make_error(Errc::kMalformed, "a row of positions of another length than it says");
   }
-  const ConnectionId rival = registry_->rival_of(connection.id(), connection.identity(), join);
-  if (const Connection* there = find(rival); there != nullptr) {
-    rivals_.add(
+  const ConnectionId holder = registry_->holder_of(connection.id(), connection.identity(), join);
+  if (const Connection* there = find(holder); there != nullptr) {
+    conflicts_.add(
         {connection.id(), connection.identity(), connection.address(), join, message.numbers()},
-        rival, there->fd());
+        holder, there->fd());
     return {};
   }
   return registry_->join(connection.id(), connection.identity(), connection.address(), join,
                          message.numbers());
 }
 
-void Control::settle_rivals() {
-  for (Rivals::Newcomer& one :
-       rivals_.settle([this](ConnectionId id) { return find(id) != nullptr; })) {
+void Control::settle_conflicts() {
+  for (JoinConflicts::Newcomer& one :
+       conflicts_.settle([this](ConnectionId id) { return find(id) != nullptr; })) {
     const Status status =
         registry_->join(one.id, one.identity, one.address, one.join, std::move(one.positions));
     if (!status) refuse(*find(one.id), status.error());

@@ -16,8 +16,8 @@
 #include "net/descriptor.h"
 #include "service/connection.h"
 #include "service/handshakes.h"
+#include "service/join_conflicts.h"
 #include "service/registry.h"
-#include "service/rivals.h"
 #include "service/share.h"
 #include "service/status.h"
 
@@ -76,7 +76,7 @@ class Control final : private MessageSink {
   bool overdue(const Connection& connection, Clock::time_point now) const;
   Status handle(Connection& connection, const net::ControlMessage& message);
   Status join(Connection& connection, const net::ControlMessage& message);
-  void settle_rivals();
+  void settle_conflicts();
   void refuse(Connection& connection, const Error& error);
   Connection* find(ConnectionId id) const;
   void list(Connection& connection);
@@ -93,7 +93,7 @@ class Control final : private MessageSink {
   net::Descriptor listener_, wake_;
   uint16_t port_ = 0;
   std::vector<std::unique_ptr<Connection>> connections_;  // oldest first
-  Rivals rivals_;
+  JoinConflicts conflicts_;
   std::map<std::string, Share> shares_;  // by tenant
   Clock::time_point accept_at_{};        // not before
   ConnectionId next_id_ = 1;

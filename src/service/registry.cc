@@ -220,8 +220,8 @@ Result<Registry::Job*> Registry::job_to_join(const std::string& identity,
   return &job;
 }
 
-ConnectionId Registry::rival_of(ConnectionId from, const std::string& identity,
-                                const addend_control_join& join) const {
+ConnectionId Registry::holder_of(ConnectionId from, const std::string& identity,
+                                 const addend_control_join& join) const {
   const TenantOptions* tenant = tenant_of(identity);
   if (tenant == nullptr) return 0;
   const auto found = jobs_.find({tenant->name, net::get_text(join.job.name)});
@@ -240,7 +240,7 @@ Status Registry::join(ConnectionId from, const std::string& identity, const net:
   if (!found) return found.error();
   Job& job = **found;
   const Key key{job.tenant, job.options.name};
-  if (rival_of(from, identity, join) != 0) {
+  if (holder_of(from, identity, join) != 0) {
     log(LogLevel::kWarning, "worker refused: it is there already", job, join.worker);
     return make_error(Errc::kInvalidArgument,
                       "worker " + std::to_string(join.worker) + " of job " + job.options.name +

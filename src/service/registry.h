@@ -78,11 +78,11 @@ class Registry {
   std::optional<auth::Secret> key_of(const std::string& identity) const;
 
   Status create(const std::string& identity, const addend_control_job& job);
-  /// Another connection that is this worker's already; 0: there is none.
-  ConnectionId rival_of(ConnectionId from, const std::string& identity,
-                        const addend_control_join& join) const;
-  /// A worker has come. It is refused if it has a rival; otherwise it is asked to probe its path to
-  /// the data threads.
+  /// Another connection that holds this worker's place already; 0: there is none.
+  ConnectionId holder_of(ConnectionId from, const std::string& identity,
+                         const addend_control_join& join) const;
+  /// A worker has come. It is refused if another holds its place; otherwise it is asked to probe
+  /// its path to the data threads.
   Status join(ConnectionId from, const std::string& identity, const net::Address& peer,
               const addend_control_join& join, std::vector<uint32_t> positions);
   /// It has; when it is the last one, all get their welcome. If nothing came back to it, all who

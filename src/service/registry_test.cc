@@ -203,10 +203,10 @@ TEST_F(RegistryTest, AQuorumWithoutPatienceIsRefused) {
 
 TEST_F(RegistryTest, AWorkerThatIsThereIsNotPushedOut) {
   start_ring();
-  EXPECT_EQ(registry_.rival_of(12, "one", message("ring", 1)), 11u);
-  EXPECT_EQ(registry_.rival_of(11, "one", message("ring", 1)), 0u);
-  EXPECT_EQ(registry_.rival_of(12, "two", message("ring", 1)), 0u);
-  EXPECT_EQ(registry_.rival_of(12, "one", message("ring", 7)), 0u);
+  EXPECT_EQ(registry_.holder_of(12, "one", message("ring", 1)), 11u);
+  EXPECT_EQ(registry_.holder_of(11, "one", message("ring", 1)), 0u);
+  EXPECT_EQ(registry_.holder_of(12, "two", message("ring", 1)), 0u);
+  EXPECT_EQ(registry_.holder_of(12, "one", message("ring", 7)), 0u);
   const Status status = join(12, 1);
   ASSERT_FALSE(status);
   EXPECT_NE(status.error().message.find("worker 1 of job ring is there already"),

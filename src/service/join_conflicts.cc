@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "service/rivals.h"
+#include "service/join_conflicts.h"
 
 #include <algorithm>
 
@@ -38,13 +38,14 @@ bool has_answered_since(int socket, Clock::time_point since) {
 
 }  // namespace
 
-void Rivals::add(Newcomer newcomer, ConnectionId there, int socket) {
+void JoinConflicts::add(Newcomer newcomer, ConnectionId there, int socket) {
   std::erase_if(pairs_, [&](const Pair& pair) { return pair.newcomer.id == newcomer.id; });
   probe(socket);
   pairs_.push_back({std::move(newcomer), there, socket, Clock::now()});
 }
 
-std::vector<Rivals::Newcomer> Rivals::settle(const std::function<bool(ConnectionId)>& is_open) {
+std::vector<JoinConflicts::Newcomer> JoinConflicts::settle(
+    const std::function<bool(ConnectionId)>& is_open) {
   std::vector<Newcomer> settled;
   std::erase_if(pairs_, [&](Pair& pair) {
     if (!is_open(pair.newcomer.id)) return true;

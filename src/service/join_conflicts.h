@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Workers that come while somebody is there in their place: either that one is dead and we have not
+// Two connections that claim to be one worker: either the one that is there is dead and we have not
 // noticed (its host went without a word), or two runs use one name. The kernel at the other end is
 // asked, because a process that computes answers nothing for minutes.
 #pragma once
@@ -15,7 +15,7 @@
 namespace addend::service {
 
 /// One thread at a time.
-class Rivals {
+class JoinConflicts {
  public:
   struct Newcomer {
     ConnectionId id = 0;
