@@ -28,10 +28,18 @@ constexpr Op kOps[] = {Op::kOrU64, Op::kSumI32, Op::kTableSumU8};
 constexpr uint8_t kBeside = 0xA5;
 constexpr std::size_t kRounds = std::size(kOps);
 
+constexpr uint64_t kBounds[] = {1, 3, 6};
+
 struct Memory {
-  explicit Memory(std::size_t i) : lanes(kLanes[i]), data(lanes * 8 + 64, kBeside), sums(data) {
+  Memory(std::size_t i, bool bounded)
+      : lanes(kLanes[i]), data(lanes * 8 + 64, kBeside), sums(data) {
     std::memset(data.data(), 1, addend::op_bytes(kOps[i], lanes));
+    lend(i, bounded);
+  }
+  void lend(std::size_t i, bool bounded) {
+    round.clear();
     round.add({kOps[i], lanes, data.data(), table.data(), sums.data()});
+    if (bounded) round.planes[0].bounds = kBounds;
   }
   uint64_t lanes;
   std::array<uint8_t, 16> table{1, 2, 3};
@@ -40,7 +48,7 @@ struct Memory {
 };
 
 // What the other worker sends: a byte of flags before each message.
-std::vector<uint8_t> messages(Input& input, Way way) {
+std::vector<uint8_t> messages(Input& input, uint64_t exchange_bytes, bool bounded) {
   std::vector<uint8_t> bytes;
   while (!input.empty() && bytes.size() < 1 << 16) {
     const auto flags = input.take<uint8_t>();
@@ -48,8 +56,9 @@ std::vector<uint8_t> messages(Input& input, Way way) {
     uint64_t lanes = 0;
     const auto round = input.take<uint8_t>();
     if ((flags & 1) != 0 && round < kRounds) {  // what our own round would send
-      Memory memory(round);
+      Memory memory(round, bounded);
       Transfer transfer;
+      const Way way = addend::mesh::choose_way(memory.round, exchange_bytes, 2);
       require(bool(transfer.begin(round, memory.round, way, 2, 1)));
       addend::mesh::Parts parts;
       const Kind kind = (flags & 2) != 0 ? Kind::kSums : Kind::kShare;
@@ -76,8 +85,10 @@ std::vector<uint8_t> messages(Input& input, Way way) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Input input(data, size);
-  const Way way = input.take<uint8_t>() % 2 == 0 ? Way::kExchange : Way::kScatter;
-  const std::vector<uint8_t> bytes = messages(input, way);
+  const auto mode = input.take<uint8_t>();
+  const uint64_t exchange_bytes = mode % 2 == 0 ? uint64_t{1} << 20 : 0;
+  const bool bounded = (mode & 2) != 0;
+  const std::vector<uint8_t> bytes = messages(input, exchange_bytes, bounded);
   int ends[2];
   require(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
   addend::net::Descriptor other(ends[1]);
@@ -86,14 +97,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   shutdown(other.get(), SHUT_WR);  // so that nobody waits for more
   std::vector<addend::net::Descriptor> sockets(2);
   sockets[1] = addend::net::Descriptor(ends[0]);
-  auto reducer = *addend::mesh::MeshReducer::create(
-      std::move(sockets), {0, way == Way::kExchange ? uint64_t{1} << 20 : 0});
-  std::vector<Memory> memory{Memory(0), Memory(1), Memory(2)};
+  auto reducer = *addend::mesh::MeshReducer::create(std::move(sockets), {0, exchange_bytes});
+  std::vector<Memory> memory{Memory(0, bounded), Memory(1, bounded), Memory(2, bounded)};
   std::vector<uint64_t> numbers;
   for (std::size_t i = 0; i < kRounds; ++i) {
-    memory[i].round.clear();
-    memory[i].round.add({kOps[i], memory[i].lanes, memory[i].data.data(), memory[i].table.data(),
-                         memory[i].sums.data()});
+    memory[i].lend(i, bounded);
     const auto number = reducer->start(memory[i].round);
     if (number) numbers.push_back(*number);
   }

@@ -70,6 +70,11 @@ struct Plane {
   /// Table sums only: 16 entries of u8 or u16, the same on all workers, and where the sums go.
   const void* table = nullptr;
   void* sums = nullptr;
+  /// A hint to reducers, or null: world + 1 ascending lane numbers, the same on all workers, kept
+  /// as long as `data`. Worker w's lanes are those from bounds[w] to bounds[w + 1], and zero on
+  /// every other worker: whoever sends each worker's own lanes only has the fold without folding.
+  /// REQUIRES: or_u64.
+  const uint64_t* bounds = nullptr;
 };
 
 /// Planes that travel together. A fixed array: making a round never allocates.

@@ -78,7 +78,7 @@ Result<uint64_t> MeshReducer::start_step(std::span<const Claim> claims, Round& r
     return make_error(Errc::kInvalidArgument, "agree takes at most 8 claims");
   }
   if (spare_transfers_.empty()) spare_transfers_.push_back(std::make_unique<Transfer>());
-  const Way way = round.bytes() <= options_.exchange_bytes ? Way::kExchange : Way::kScatter;
+  const Way way = choose_way(round, options_.exchange_bytes, world());
   const Status begun = spare_transfers_.back()->begin(next_, round, way, world(), worker());
   if (!begun) return break_down(begun.error());  // the others start a round that we do not
   Transfer& transfer = *spare_transfers_.back();

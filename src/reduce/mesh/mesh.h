@@ -38,8 +38,8 @@ class MeshReducer final : public Reducer {
  public:
   struct Options {
     uint32_t worker = 0;
-    uint64_t exchange_bytes =
-        0;  ///< rounds of at most so much are exchanged, larger ones scattered
+    /// Rounds of at most so much are exchanged, larger ones scattered, those with bounds gathered.
+    uint64_t exchange_bytes = 0;
   };
   /// `sockets`: a connected stream socket to every other worker, by worker; that of our own is not
   /// looked at.

@@ -178,6 +178,113 @@ TEST(MeshReducer, OtherShapesAreANamedErrorOnEveryWorkerAndTheGroupLivesOn) {
   }
 }
 
+/// A plane of which every worker brings the lanes between its bounds.
+struct Bounded {
+  Bounded(const std::vector<uint64_t>& sizes, uint32_t worker, uint64_t seed) : bounds{2} {
+    for (const uint64_t size : sizes)
+      bounds.push_back(bounds.back() + size);
+    std::mt19937_64 random(seed);
+    expected.resize(bounds.back() + 3);  // lanes of nobody around them
+    for (uint64_t lane = bounds.front(); lane < bounds.back(); ++lane)
+      expected[lane] = random();
+    data.resize(expected.size());
+    std::copy_n(expected.begin() + bounds[worker], sizes[worker], data.begin() + bounds[worker]);
+    round.add({Op::kOrU64, data.size(), data.data(), nullptr, nullptr, bounds.data()});
+  }
+  std::vector<uint64_t> bounds, expected, data;
+  Round round;
+};
+
+std::vector<uint64_t> uneven(uint32_t world, uint64_t most) {
+  std::vector<uint64_t> sizes;
+  for (uint32_t w = 0; w < world; ++w)
+    sizes.push_back(w % 3 == 1 ? 0 : most / (w + 1));
+  return sizes;
+}
+
+TEST(MeshReducer, PlanesWithBoundsAreGatheredUnevenEmptyAndLarge) {
+  for (const uint64_t way : {kNever, kAlways}) {
+    for (const uint32_t world : {1u, 2u, 3u, 4u, 5u}) {
+      on_all(world, way, [&](MeshReducer& reducer) {
+        for (const uint64_t most : {0ull, 1ull, 100ull, 200'000ull}) {
+          Bounded one(uneven(world, most), reducer.worker(), most), two(one);
+          two.round.planes[0].data = two.data.data();
+          one.round.add(
+              {Op::kOrU64, two.data.size(), two.data.data(), nullptr, nullptr, two.bounds.data()});
+          ASSERT_TRUE(reducer.reduce(one.round, far()));
+          EXPECT_EQ(one.data, one.expected);
+          EXPECT_EQ(two.data, one.expected);
+        }
+      });
+    }
+  }
+}
+
+TEST(MeshReducer, AGatherSendsNothingButAWorkersOwnLanes) {
+  Wires wires(2);
+  const int other = wires.ends(1)[0];
+  const auto reducer = reducer_of(wires, 0, kNever);
+  Bounded one({5, 7'000}, 0, 1);
+  ASSERT_TRUE(reducer->start(one.round));
+  std::vector<uint8_t> sent(1 << 16);
+  EXPECT_EQ(recv(other, sent.data(), sent.size(), 0), ssize_t{sizeof(mesh::Frame) + 5 * 8});
+}
+
+TEST(MeshReducer, PlanesWithBoundsBesideOthersAreFoldedLikeThem) {
+  for (const uint64_t way : {kNever, kAlways}) {
+    on_all(3, way, [&](MeshReducer& reducer) {
+      Bounded one(uneven(3, 1000), reducer.worker(), 1);
+      Case other(Op::kSumI32, 1000, 3, reducer.worker(), 1);
+      one.round.add(other.plane());
+      ASSERT_TRUE(reducer.reduce(one.round, far()));
+      EXPECT_EQ(one.data, one.expected);
+      EXPECT_TRUE(other.right());
+    });
+  }
+}
+
+TEST(MeshReducer, GathersThatCameEarlyFindTheirPlaces) {
+  on_all(3, kNever, [&](MeshReducer& reducer) {
+    std::vector<std::unique_ptr<Bounded>> rounds;
+    std::vector<uint64_t> numbers;
+    const bool eager = reducer.worker() == 0;
+    for (uint64_t i = 0; i < 6; ++i) {
+      rounds.push_back(std::make_unique<Bounded>(uneven(3, 60'000), reducer.worker(), i));
+      numbers.push_back(*reducer.start(rounds.back()->round));
+      if (!eager) {
+        ASSERT_TRUE(*reducer.wait(numbers[i], far()));
+      }
+    }
+    for (std::size_t i = 0; i < 6; ++i) {
+      if (eager) {
+        ASSERT_TRUE(*reducer.wait(numbers[i], far()));
+      }
+      EXPECT_EQ(rounds[i]->data, rounds[i]->expected);
+    }
+  });
+}
+
+TEST(MeshReducer, OtherBoundsAreANamedErrorOnEveryWorkerAndPlanesAreAsBefore) {
+  std::atomic<int> refused{0};
+  for (const bool sorted : {true, false}) {
+    on_all(3, kSmaller, [&](MeshReducer& reducer) {
+      const uint32_t w = reducer.worker();
+      const uint64_t moved = w == 1 && sorted ? 1 : 0;
+      Bounded one({9'000 + moved, 9'000 - moved, 40'000}, w, 1);
+      const auto before = one.data;
+      if (w == 1 && !sorted) one.bounds[1] = one.bounds[3] + 1;
+      const Status status = reducer.reduce(one.round, far());
+      ASSERT_FALSE(status);
+      EXPECT_EQ(status.error().code, Errc::kMismatch) << status.error().message;
+      EXPECT_NE(status.error().message.find("worker 1"), std::string::npos);
+      EXPECT_EQ(one.data, before);
+      Bounded again({9'000, 9'000, 40'000}, w, 2);
+      refused += reducer.reduce(again.round, far()) && again.data == again.expected ? 1 : 0;
+    });
+  }
+  EXPECT_EQ(refused, 6);
+}
+
 TEST(MeshReducer, OtherTablesAreAMismatch) {
   on_all(2, kAlways, [&](MeshReducer& reducer) {
     Case one(Op::kTableSumU16, 100, 2, reducer.worker(), 1);

@@ -35,10 +35,26 @@ uint64_t hash_of_table(const Plane& plane) {
   return hash;
 }
 
+// Bounds that are none are as good as no hint. If they are wrong on one worker only, the ways
+// differ, and the round is refused.
+bool has_bounds(const Plane& plane, uint32_t world) {
+  return plane.bounds != nullptr && plane.op == Op::kOrU64 && plane.bounds[world] <= plane.lanes &&
+         std::is_sorted(plane.bounds, plane.bounds + world + 1);
+}
+
 }  // namespace
+
+Way choose_way(const Round& round, uint64_t exchange_bytes, uint32_t world) {
+  const auto bounded = [&](const Plane& plane) { return has_bounds(plane, world); };
+  if (round.size > 0 && std::all_of(round.begin(), round.end(), bounded)) return Way::kGather;
+  return round.bytes() <= exchange_bytes ? Way::kExchange : Way::kScatter;
+}
 
 Transfer::Segment Transfer::segment(const Plane& plane, uint32_t worker) const {
   if (way_ == Way::kExchange) return {0, plane.lanes};
+  if (way_ == Way::kGather) {
+    return {plane.bounds[worker], plane.bounds[worker + 1] - plane.bounds[worker]};
+  }
   const uint64_t share = ceil_div(plane.lanes, kLaneAlign * world_) * kLaneAlign;
   const uint64_t begin = std::min(share * worker, plane.lanes);
   return {begin, std::min(share, plane.lanes - begin)};
@@ -50,6 +66,8 @@ uint64_t Transfer::hash_of_round() const {
     hash = addend_random(hash, static_cast<uint64_t>(plane.op));
     hash = addend_random(hash, plane.lanes);
     if (is_table_sum(plane.op)) hash = addend_random(hash, hash_of_table(plane));
+    for (uint32_t w = 0; way_ == Way::kGather && w <= world_; ++w)
+      hash = addend_random(hash, plane.bounds[w]);
   }
   return hash;
 }
@@ -63,8 +81,10 @@ Status Transfer::begin(uint64_t number, const Round& round, Way way, uint32_t wo
   worker_ = worker;
   shape_ = hash_of_round();
   share_bytes_ = 0;
-  for (const Plane& plane : round_)
+  for (const Plane& plane : round_) {
+    if (way_ == Way::kGather) break;  // everything arrives in place
     share_bytes_ += aligned(op_bytes(plane.op, segment(plane, worker).lanes));
+  }
   ADDEND_TRY(received_.reserve(share_bytes_ * (world - 1)));
   got_share_.assign(world, false);
   got_sums_.assign(world, false);
@@ -135,7 +155,11 @@ std::optional<Kind> Transfer::fold_if_ready() {
   // In an exchange all of our lanes are sent from where the sums go.
   if (folded_ || shares_ > 0 || (way_ == Way::kExchange && unsent_ > 0)) return {};
   folded_ = true;
-  if (!refused_) fold_share();
+  if (way_ == Way::kGather) {
+    if (refused_) clear_gathered();
+  } else if (!refused_) {
+    fold_share();
+  }
   if (!two_steps()) return {};
   unsent_ += world_ - 1;
   return refused_ ? Kind::kRefusal : Kind::kSums;
@@ -149,17 +173,29 @@ void Transfer::lay_out(Kind kind, uint32_t from, uint32_t to, Parts& parts) {
   if (kind == Kind::kRefusal) return;
   uint8_t* at = from == worker_ ? nullptr : received(from);
   for (const Plane& plane : round_) {
-    const Segment lanes = segment(plane, kind == Kind::kShare ? to : from);
+    const bool senders = kind == Kind::kSums || way_ == Way::kGather;
+    const Segment lanes = segment(plane, senders ? from : to);
     if (kind == Kind::kSums) {
       parts.add(sums_at(plane, lanes.begin), op_sum_bytes(plane.op, lanes.lanes));
       continue;
     }
     const uint64_t bytes = op_bytes(plane.op, lanes.lanes);
-    if (from == worker_) {
+    if (from == worker_ || way_ == Way::kGather) {
       parts.add(lanes_at(plane, lanes.begin), bytes);
     } else {
       parts.add(at, bytes);
       at += aligned(bytes);
+    }
+  }
+}
+
+// A round that is refused leaves planes as they were: others' lanes were zero.
+void Transfer::clear_gathered() {
+  for (const Plane& plane : round_) {
+    for (uint32_t w = 0; w < world_; ++w) {
+      const Segment lanes = segment(plane, w);
+      const uint64_t bytes = op_bytes(plane.op, lanes.lanes);
+      if (w != worker_ && bytes > 0) std::memset(lanes_at(plane, lanes.begin), 0, bytes);
     }
   }
 }

@@ -12,6 +12,14 @@
 // An exchange is a scatter in which everybody's share is the whole round, so that nobody has sums
 // to send. Both fold in the order of workers: the same bits everywhere.
 //
+//   gather (rounds whose planes all have bounds, whatever their size)
+//
+//   worker 0  [ 0 | . | . ] --- its own lanes to everyone,
+//   worker 1  [ . | 1 | . ]     which arrive where they belong:
+//   worker 2  [ . | . | 2 ]     nobody folds
+//
+//   n - 1 times the bytes of its own lanes, one step
+//
 // Workers whose rounds differ may also differ in the way. A round that is refused therefore ends
 // alike on both: with a refusal from everybody to everybody.
 #pragma once
@@ -40,14 +48,17 @@ struct Frame {
   uint32_t magic = kMagic;
   Kind kind = Kind::kShare;
   uint64_t round = 0;   // number of the round, from 0
-  uint64_t shape = 0;   // a hash of operations, lanes, tables and the way
+  uint64_t shape = 0;   // a hash of operations, lanes, tables, the way and its bounds
   uint64_t length = 0;  // of the lanes behind it
   /// Of the step that the round begins; all zero in later rounds.
   uint64_t claims[Reducer::kMaxClaims] = {};
 };
 static_assert(sizeof(Frame) == 96);
 
-enum class Way : uint8_t { kExchange, kScatter };
+enum class Way : uint8_t { kExchange, kScatter, kGather };
+
+/// The way of a round between `world` workers. Rounds of at most `exchange_bytes` are exchanged.
+Way choose_way(const Round& round, uint64_t exchange_bytes, uint32_t world);
 
 /// One round of one worker. Kept by a mesh, which moves its messages.
 class Transfer {
@@ -61,7 +72,7 @@ class Transfer {
   /// Of a message with `length` bytes of lanes.
   Frame frame(Kind kind, uint64_t length) const;
   /// The lanes of a message from one worker to another, where they are or shall be. For shares of
-  /// other workers that is memory of the transfer's own.
+  /// other workers that is memory of the transfer's own, but in a gather.
   void lay_out(Kind kind, uint32_t from, uint32_t to, Parts& parts);
 
   /// Whether a share belongs to what we have started. If not, the transfer is refused: all workers
@@ -80,7 +91,7 @@ class Transfer {
   const std::optional<Error>& refused() const { return refused_; }
 
  private:
-  /// The lanes of a plane that a worker folds.
+  /// The lanes of a plane that a worker folds; in a gather, those that it brings.
   struct Segment {
     uint64_t begin = 0, lanes = 0;
   };
@@ -91,6 +102,7 @@ class Transfer {
   uint64_t hash_of_round() const;
   void fold_share();
   void fold_sources(Op op, uint64_t lanes);
+  void clear_gathered();
 
   uint64_t number_ = 0;
   uint64_t shape_ = 0;
