@@ -37,10 +37,23 @@ struct Subject {
   double max_encode_x = 0;
   double max_decode_x = 0;
   double max_total_x = 0;
+  /// A codec that rounds the gradient beforehand, so that the subject can give it back.
+  const char* rounded_by = nullptr;
 };
 
 constexpr Subject kSubjects[] = {
     {"dense", "dense", "dense", {0.05, 1}},
+    {"cast bf16", "cast:bf16", "cast", {1.0, 1}, kAllRounds, 0, 0, 3.0, "cast:bf16"},
+    {"cast f16", "cast:f16", "cast", {1.0, 1}, kAllRounds, 0, 0, 3.0, "cast:f16"},
+    {"cast bf16 feedback",
+     "cast:bf16,feedback=float",
+     "cast",
+     {1.0, 1},
+     kAllRounds,
+     0,
+     0,
+     5.5,
+     "cast:bf16"},
     {"packed 5 %", "exact:mode=packed", "packed", {0.05, 1}, kAllRounds, 0, 0, 2.0},
     {"packed 1 %", "exact:mode=packed", "packed", {0.01, 1}, kAllRounds, 0, 0, 1.5},
     {"packed 100 %", "exact:mode=packed", "packed", {1.0, 1}},
@@ -102,6 +115,14 @@ class Bench {
     return Laps{encoded - start, now_us() - encoded};
   }
 
+  /// The gradient becomes what this codec makes of it.
+  Status round(const char* text) const {
+    auto codec = make_codec(text);
+    if (!codec) return codec.error();
+    ADDEND_TRY(step(**codec, gradient_.data(), kAllRounds));
+    return {};
+  }
+
   /// Two steps (the second knows the union), the second decoded over garbage: a decoder that leaves
   /// holes is found.
   Status check(Codec& codec, const Subject& subject) const {
@@ -159,6 +180,10 @@ void add_byte_bars(const Subject& subject, const BenchOptions& options, uint64_t
     bars.push_back({fmt::format("{}: wire bytes / (count / 8 + 4 non-zeros)", subject.name),
                     wire / (index + values), 1.001});
   }
+  if (subject.mode == "cast") {
+    bars.push_back({fmt::format("{}: wire bytes / (2 count)", subject.name),
+                    wire / (2 * static_cast<double>(options.count)), 1.0});
+  }
   if (subject.mode == "two-level") {
     bars.push_back(
         {fmt::format("{}: wire bytes / (4 non-zeros)", subject.name), wire / values, 1.02});
@@ -194,6 +219,7 @@ Status bench_codecs(const BenchOptions& options, BenchResults& results) {
     if (!options.wants(subject.name)) continue;
     fmt::print(stderr, "bench: {}\n", subject.name);
     bench->draw(subject.pattern);
+    if (subject.rounded_by != nullptr) ADDEND_TRY(bench->round(subject.rounded_by));
     auto codec = bench->make_codec(subject.codec);
     if (!codec) return codec.error();
     ADDEND_TRY(bench->check(**codec, subject));

@@ -43,6 +43,20 @@ double most_range(const CodecSpec& spec) {
   return option(spec, "feedback", "none") == "none" ? 2 : 4;
 }
 
+/// Each worker rounds its addend to half a unit, and each addition rounds a partial sum, which may
+/// be as large as all addends together. Feedback adds what was rounded away before. What lies below
+/// the type's smallest step, or above its range, is lost.
+workload::Tolerance cast_tolerance(const CodecSpec& spec, uint32_t world) {
+  const bool bf16 = option(spec, "to", "bf16") == "bf16";
+  const double rounded = (bf16 ? 0x1p-9 : 0x1p-12) * world;
+  workload::Tolerance tolerance;
+  tolerance.lossy = true;
+  tolerance.nmse = std::pow(rounded, 2);
+  if (option(spec, "feedback", "none") != "none") tolerance.nmse *= 4;
+  tolerance.step = bf16 ? 0x1p-133 : 0x1p-24;
+  return tolerance;
+}
+
 }  // namespace
 
 std::vector<std::string> sensible_codecs() {
@@ -55,6 +69,8 @@ std::vector<std::string> sensible_codecs() {
         codecs.push_back(name + ":" + options);
       }
     }
+    if (name == "cast") codecs.back() += ":to=bf16";
+    if (name == "cast") codecs.push_back(name + ":to=f16");
     if (name == "quant") codecs.push_back(name + ":carrier=indices");
   }
   return codecs;
@@ -81,7 +97,8 @@ Result<std::vector<CodecSpec>> parse_codecs(const std::vector<std::string>& code
   return specs;
 }
 
-workload::Tolerance tolerance(const CodecSpec& spec) {
+workload::Tolerance tolerance(const CodecSpec& spec, uint32_t world) {
+  if (spec.name == "cast") return cast_tolerance(spec, world);
   workload::Tolerance tolerance;
   if (spec.name != "quant") return tolerance;
   tolerance.lossy = true;
@@ -96,12 +113,13 @@ workload::Tolerance tolerance(const CodecSpec& spec) {
 workload::Tolerance tolerance(const CodecSpec& spec, const Reducer& reducer, DType dtype) {
   constexpr double kRounding[] = {0x1p-24, 0x1p-8, 0x1p-11};  // of a sum, by type
   constexpr uint64_t kNeighbours = 256;
-  workload::Tolerance allowed = tolerance(spec);
-  const bool integers = allowed.lossy || option(spec, "values", "float") == "reproducible";
+  workload::Tolerance allowed = tolerance(spec, reducer.world());
+  const bool integers = spec.name == "quant" || option(spec, "values", "float") == "reproducible";
   if (integers || reducer.float_error() == 0) return allowed;
   allowed.lossy = true;
   allowed.range =
       reducer.float_error() / reducer.world() + kRounding[static_cast<std::size_t>(dtype)];
+  if (spec.name == "cast") allowed.range += std::sqrt(allowed.nmse);
   allowed.block = kNeighbours;
   return allowed;
 }

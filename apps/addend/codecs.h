@@ -25,8 +25,9 @@ CLI::Option* add_codec_option(CLI::App& command, std::vector<std::string>& codec
 Result<std::vector<CodecSpec>> parse_codecs(const std::vector<std::string>& codecs,
                                             const Layout& layout);
 
-/// What the codec may do to a sum; everything that is not quant must give what adding floats gives.
-workload::Tolerance tolerance(const CodecSpec& spec);
+/// What the codec may do to a sum of so many workers; everything that is neither cast nor quant
+/// must give what adding floats gives.
+workload::Tolerance tolerance(const CodecSpec& spec, uint32_t world);
 /// The same over a reducer whose sums of floats may be off.
 workload::Tolerance tolerance(const CodecSpec& spec, const Reducer& reducer, DType dtype);
 

@@ -158,7 +158,7 @@ Status ModelRun::time_phases(Reducer& reducer, Worker& worker, PhaseTimes& phase
 
 DemoOutcome ModelRun::join(const CodecSpec& spec, const std::vector<WorkerOutcome>& workers) const {
   DemoOutcome outcome;
-  const workload::Tolerance allowed = tolerance(spec);
+  const workload::Tolerance allowed = tolerance(spec, static_cast<uint32_t>(workers.size()));
   outcome.codec = spec.to_string();
   outcome.lossy = allowed.lossy;
   outcome.step_us = workers.front().step_us;

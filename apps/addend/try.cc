@@ -117,7 +117,7 @@ Result<Outcome> run_codec(const CodecSpec& spec, const Layout& layout,
     return {};
   }));
   Outcome total = outcomes.front();
-  const workload::Tolerance allowed = tolerance(spec);
+  const workload::Tolerance allowed = tolerance(spec, layout.world);
   total.codec = spec.to_string();
   total.lossy = allowed.lossy;
   for (const Outcome& outcome : outcomes) {

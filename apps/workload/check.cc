@@ -145,7 +145,7 @@ uint64_t SumCheck::wrong_within(const Tolerance& tolerance) const {
   if (!tolerance.lossy) return wrong;
   // What lies below the type's smallest step is nobody's fault.
   const double workers = static_cast<double>(world);
-  const double floor = workers * least_step;
+  const double floor = workers * std::max(least_step, tolerance.step);
   const bool near = tolerance.range > 0
                         ? max_abs_error <= workers * tolerance.range * input_peak + floor
                         : error_square <= tolerance.nmse * workers * input_square +

@@ -17,6 +17,7 @@ struct Tolerance {
   /// Where that is not bounded: most error of an element of the mean, in units of the gradients'
   /// peak. 0: not asked.
   double range = 0;
+  double step = 0;     ///< least step that travels, where that is coarser than the gradient's own
   uint64_t block = 1;  ///< elements that one NaN or infinity may take with it
 };
 

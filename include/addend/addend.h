@@ -127,8 +127,8 @@ ADDEND_API addend_status addend_codec_create(const char* spec, const addend_layo
 ADDEND_API void addend_codec_destroy(addend_codec* codec);
 /* Equal on all workers that may be summed, for the step that begins next or is in progress. */
 ADDEND_API uint64_t addend_codec_fingerprint(const addend_codec* codec);
-/* The plan of that step: "dense", "packed", "two-level", "sketch" or "quant"; never freed. Equal on
- * all workers, and known before a gradient is. */
+/* The plan of that step: "dense", "cast", "packed", "two-level", "sketch" or "quant"; never freed.
+ * Equal on all workers, and known before a gradient is. */
 ADDEND_API const char* addend_codec_next_mode(const addend_codec* codec);
 /* `gradient` must stay unchanged until finish or cancel. */
 ADDEND_API addend_status addend_codec_begin(addend_codec* codec, const void* gradient);

@@ -36,7 +36,8 @@ struct CodecSpec {
   std::string name;
   std::vector<std::pair<std::string, std::string>> options;
 
-  /// Checks the syntax only; create_codec checks that name and options exist.
+  /// Checks the syntax only; create_codec checks that name and options exist. A codec's first value
+  /// may stand without its key where the codec says so: "cast:f16" is "cast:to=f16".
   static Result<CodecSpec> parse(std::string_view text);
   std::string to_string() const;
 };
@@ -98,7 +99,8 @@ struct Report {
   uint64_t cells = 0;                  ///< sketch cells on the wire
   uint64_t stuck_keys = 0;             ///< keys that peeling left, fetched in an extra round
   uint64_t escaped_values = 0;  ///< values outside the planned range, carried wider or as floats
-  std::string_view mode = "dense";  ///< what the plan was: dense, packed, two-level, sketch, quant
+  /// What the plan was: dense, cast, packed, two-level, sketch or quant.
+  std::string_view mode = "dense";
   std::string_view fallback =
       "none";  ///< which rung of the ladder ran: none, fix-up, packed, dense, ...
   /// Lossy codecs, on a sample that moves with the step: the energy of what this worker put in, its

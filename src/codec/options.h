@@ -17,7 +17,11 @@ struct OptionHelp {
   std::string_view key;
   std::string_view values;  ///< "auto|packed" or "NUMBER"
   std::string_view text;
+  bool unnamed = false;  ///< of the first option: its value may stand without the key, "cast:f16"
 };
+
+/// The option of this codec whose key may be left out, or empty.
+std::string_view unnamed_option(std::string_view codec);
 
 /// Refuses options that `known` does not list, naming those it does.
 Status check_options(const CodecSpec& spec, const std::vector<OptionHelp>& known);

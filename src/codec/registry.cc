@@ -6,6 +6,7 @@
 
 #include "addend/codec.h"
 #include "base/float_environment.h"
+#include "codec/cast/cast.h"
 #include "codec/dense/dense.h"
 #include "codec/exact/exact.h"
 #include "codec/exact/fixed.h"
@@ -20,8 +21,9 @@ struct Entry {
   const std::vector<OptionHelp>& (*options)();
 };
 
-constexpr std::array<Entry, 3> kCodecs{{
+constexpr std::array<Entry, 4> kCodecs{{
     {"dense", create_dense, dense_options},
+    {"cast", cast::create_cast, cast::cast_options},
     {"exact", exact::create_exact, exact::exact_options},
     {"quant", quant::create_quant, quant::quant_options},
 }};
@@ -94,6 +96,14 @@ Result<std::unique_ptr<Codec>> create_codec(const CodecSpec& spec, const Layout&
   }
   return make_error(Errc::kInvalidArgument,
                     "no codec named '" + spec.name + "'; there are: " + known_names());
+}
+
+std::string_view unnamed_option(std::string_view codec) {
+  for (const Entry& entry : kCodecs) {
+    if (entry.name != codec || entry.options().empty()) continue;
+    return entry.options()[0].unnamed ? entry.options()[0].key : std::string_view();
+  }
+  return {};
 }
 
 std::vector<std::string> codec_names() {

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "addend/codec.h"
+#include "codec/options.h"
 
 namespace addend {
 namespace {
@@ -33,15 +34,18 @@ Result<CodecSpec> CodecSpec::parse(std::string_view text) {
     const std::size_t comma = rest.find(',');
     const std::string_view item = rest.substr(0, comma);
     const std::size_t equals = item.find('=');
-    if (equals == std::string_view::npos || !is_word(item.substr(0, equals)) ||
-        !is_word(item.substr(equals + 1))) {
+    const bool named = equals != std::string_view::npos;
+    const std::string key(named                  ? item.substr(0, equals)
+                          : spec.options.empty() ? unnamed_option(name)
+                                                 : std::string_view());
+    const std::string_view value = named ? item.substr(equals + 1) : item;
+    if (!is_word(key) || !is_word(value)) {
       return bad_spec(text, "'" + std::string(item) + "' is not key=value");
     }
-    const std::string key(item.substr(0, equals));
     for (const auto& option : spec.options) {
       if (option.first == key) return bad_spec(text, "'" + key + "' is given twice");
     }
-    spec.options.emplace_back(key, item.substr(equals + 1));
+    spec.options.emplace_back(key, value);
     if (comma == std::string_view::npos) return spec;
     rest.remove_prefix(comma + 1);
   }

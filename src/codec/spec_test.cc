@@ -63,6 +63,15 @@ TEST(CodecSpec, WritesWhatItRead) {
   }
 }
 
+TEST(CodecSpec, TakesTheFirstValueWithoutItsKeyWhereTheCodecSaysSo) {
+  const auto spec = CodecSpec::parse("cast:f16,feedback=float");
+  ASSERT_TRUE(spec) << spec.error().message;
+  EXPECT_EQ(spec->to_string(), "cast:to=f16,feedback=float");
+  for (const char* text : {"cast:f16,to=bf16", "cast:feedback=float,f16", "cast:f16,bf16",
+                           "cast:", "exact:packed", "dense:f16", "nothing:f16"})
+    EXPECT_FALSE(CodecSpec::parse(text)) << text;
+}
+
 TEST(CodecSpec, RefusesBadSyntaxAndQuotesIt) {
   for (const char* text :
        {"", ":", ":mode=sketch", "exact:", "exact:mode", "exact:mode=", "exact:=sketch", "exact:,",
@@ -83,7 +92,7 @@ TEST(CodecSpec, RefusesAnOptionGivenTwice) {
 
 TEST(CreateCodec, MakesEveryCodecItNames) {
   const auto names = codec_names();
-  for (const char* name : {"dense", "exact", "quant"})
+  for (const char* name : {"dense", "cast", "exact", "quant"})
     EXPECT_EQ(std::count(names.begin(), names.end(), name), 1);
   for (const auto& name : names)
     EXPECT_EQ(make(name, 10)->layout().count, 10u);
@@ -133,7 +142,7 @@ TEST(CreateCodec, RefusesValuesThatAnOptionDoesNotTake) {
 }
 
 TEST(CreateCodec, RefusesLayoutsThatCannotBe) {
-  for (const char* name : {"dense", "exact", "quant"}) {
+  for (const char* name : {"dense", "cast", "exact", "quant"}) {
     Layout layout = layout_of(8);
     layout.world = 0;
     expect_refused(name, layout, Errc::kInvalidArgument, "world size 0");
@@ -161,7 +170,7 @@ TEST(CreateCodec, RefusesNetworksThatCannotBe) {
 TEST(CreateCodec, RefusesCudaByName) {
   Layout layout = layout_of(8);
   layout.execution.device = Execution::Device::kCuda;
-  for (const char* name : {"dense", "exact", "quant"})
+  for (const char* name : {"dense", "cast", "exact", "quant"})
     expect_refused(name, layout, Errc::kUnsupported, "CUDA");
 }
 
@@ -271,8 +280,8 @@ TEST_P(Steps, HaveAFingerprintOfTheLayout) {
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryCodec, Steps,
-                         testing::Values("dense", "exact", "exact:mode=packed",
-                                         "exact:mode=two-level,block=16",
+                         testing::Values("dense", "cast:f16", "cast:f16,feedback=float", "exact",
+                                         "exact:mode=packed", "exact:mode=two-level,block=16",
                                          "exact:mode=sketch,density=0.2",
                                          "exact:mode=packed,values=reproducible",
                                          "exact:mode=sketch,density=0.2,values=reproducible"));

@@ -17,6 +17,10 @@ namespace {
 
 const std::vector<std::string> kSpecs = {
     "dense",
+    "cast:to=bf16",
+    "cast:to=f16",
+    "cast:to=bf16,feedback=float",
+    "cast:to=f16,feedback=float",
     "exact",
     "exact:mode=packed",
     "exact:mode=two-level",
@@ -32,6 +36,35 @@ const std::vector<std::string> kSpecs = {
 constexpr DType kTypes[] = {DType::kF32, DType::kBf16, DType::kF16};
 constexpr double kDensities[] = {0, 0.001, 0.01, 0.2, 1};
 constexpr Overlap kOverlaps[] = {Overlap::kNone, Overlap::kRandom, Overlap::kFull};
+
+// The types that an element is rounded to on its way.
+std::vector<DType> types_of(const std::string& spec, DType dtype) {
+  if (spec.find("to=bf16") != std::string::npos) return {dtype, DType::kBf16};
+  if (spec.find("to=f16") != std::string::npos) return {dtype, DType::kF16};
+  return {dtype};
+}
+
+// The largest of a figure of those types.
+template <typename Figure>
+double largest(const std::string& spec, DType dtype, Figure figure) {
+  double most = 0;
+  for (const DType type : types_of(spec, dtype))
+    most = std::max(most, figure(type));
+  return most;
+}
+
+double epsilon_of(const std::string& spec, DType dtype) {
+  return largest(spec, dtype, [](DType type) {
+    return type == DType::kF32 ? 0x1p-24 : type == DType::kBf16 ? 0x1p-8 : 0x1p-11;
+  });
+}
+
+// What is smaller than this is rounded to nothing.
+double smallest_of(const std::string& spec, DType dtype) {
+  return largest(spec, dtype, [](DType type) {
+    return type == DType::kF32 ? 0x1p-149 : type == DType::kBf16 ? 0x1p-133 : 0x1p-24;
+  });
+}
 
 std::string describe(const std::string& spec, const Scenario& s) {
   return spec + " " + dtype_name(s.dtype) + " world " + std::to_string(s.world) + " count " +
@@ -113,9 +146,8 @@ TEST_P(CodecLaw, NonFiniteAndTinyValuesArriveAsADenseSumGivesThem) {
     Scenario s{dtype, 2000, 3, 0.1, Overlap::kRandom, 12};
     std::vector<Bytes> gradients =
         make_gradients(s, [&](uint32_t w, uint64_t i) { return small_integer(4, w, i); });
-    const float infinity = HUGE_VALF, tiny = dtype == DType::kF16    ? 0x1p-24f
-                                             : dtype == DType::kBf16 ? 0x1p-133f
-                                                                     : 0x1p-149f;
+    const float infinity = HUGE_VALF;
+    const auto tiny = static_cast<float>(smallest_of(GetParam(), dtype));
     write(dtype, gradients[0], 10, NAN);
     write(dtype, gradients[1], 700, infinity);
     write(dtype, gradients[0], 701, infinity);
@@ -155,12 +187,10 @@ TEST_P(CodecLaw, HeavyTailedFloatsStayWithinAFloatSumsBoundAndWorkersAgree) {
     for (const double sigma : {1.0, 6.0}) {
       Scenario s{dtype, 5003, 5, 0.1, Overlap::kRandom, 21};
       Lockstep workers(GetParam(), layout_of(s));
-      const double epsilon = dtype == DType::kF32    ? 0x1p-24
-                             : dtype == DType::kBf16 ? 0x1p-8
-                                                     : 0x1p-11;
-      const double smallest = dtype == DType::kF32    ? 0x1p-149
-                              : dtype == DType::kBf16 ? 0x1p-133
-                                                      : 0x1p-24;
+      const double epsilon = epsilon_of(GetParam(), dtype);
+      const double smallest = 2 * s.world * smallest_of(GetParam(), dtype);
+      const bool keeps = GetParam().find("feedback") != std::string::npos;
+      std::vector<double> magnitude(s.count, 0.0);
       for (int step = 0; step < 3; ++step, ++s.seed) {
         std::vector<Bytes> gradients = make_gradients(s, [&](uint32_t w, uint64_t i) {
           const double scale = dtype == DType::kF16 ? 1e-2 : 1e-3;
@@ -168,7 +198,8 @@ TEST_P(CodecLaw, HeavyTailedFloatsStayWithinAFloatSumsBoundAndWorkersAgree) {
                                     (normal(s.seed + 50 + w, i) < 0 ? -1 : 1));
         });
         const std::vector<double> expected = sums(s, gradients);
-        std::vector<double> magnitude(s.count, 0.0);
+        // What feedback kept of earlier steps is an addend, too.
+        if (!keeps) std::fill(magnitude.begin(), magnitude.end(), 0.0);
         for (const Bytes& gradient : gradients) {
           for (uint64_t i = 0; i < s.count; ++i)
             magnitude[i] += std::fabs(static_cast<double>(read(dtype, gradient, i)));
@@ -202,13 +233,13 @@ TEST_P(CodecLaw, EncodingIsDeterministic) {
 // A mix of sparse and dense steps, so that modes change and every fallback runs.
 constexpr double kMixedDensities[] = {0.05, 0.05, 0.3, 1, 1, 0.02, 0};
 
-std::vector<Bytes> mixed_gradients(Scenario s, std::size_t step) {
+std::vector<Bytes> mixed_gradients(const std::string& spec, Scenario s, std::size_t step) {
   s.density = kMixedDensities[step];
   s.seed += step;
   auto gradients =
       make_gradients(s, [&](uint32_t w, uint64_t i) { return small_integer(s.seed, w, i); });
   if (step == 1) {  // outside a sketch's window, where the type has such numbers: it escapes
-    write(s.dtype, gradients[0], 3, s.dtype == DType::kF16 ? 0x1p-14f : 0x1p-100f);
+    write(s.dtype, gradients[0], 3, smallest_of(spec, s.dtype) > 0x1p-100 ? 0x1p-14f : 0x1p-100f);
     write(s.dtype, gradients[1], 3, 0);
   }
   if (step > 1) write(s.dtype, gradients[1], 5, -0.0f);
@@ -220,7 +251,7 @@ TEST_P(CodecLaw, NoRoundFollowsOneThatSaysItIsTheLast) {
     const Scenario s{dtype, 3001, 2, 0, Overlap::kRandom, 8};
     Lockstep workers(GetParam(), layout_of(s));
     for (std::size_t step = 0; step < std::size(kMixedDensities); ++step) {
-      std::vector<Bytes> gradients = mixed_gradients(s, step);
+      std::vector<Bytes> gradients = mixed_gradients(GetParam(), s, step);
       const auto seen = step_pair(workers, gradients, {});
       ASSERT_TRUE(seen) << GetParam() << ": " << seen.error().message;
       const std::string mode(workers.codec(0).report().mode);
@@ -246,7 +277,7 @@ TEST_P(CodecLaw, WhereAStepBeginsAndEndsDoesNotChangeItsResult) {
       for (std::size_t step = 0; step < std::size(kMixedDensities); ++step) {
         std::vector<Bytes> expected;
         for (std::size_t way = 0; way < 4; ++way) {
-          std::vector<Bytes> gradients = mixed_gradients(s, step);
+          std::vector<Bytes> gradients = mixed_gradients(GetParam(), s, step);
           const auto seen = step_pair(workers[way], gradients, ways[way]);
           ASSERT_TRUE(seen) << GetParam() << ": " << seen.error().message;
           const Report& report = workers[way].codec(0).report();
@@ -271,7 +302,7 @@ TEST_P(CodecLaw, AScaleMultipliesTheSumOfIntegersExactly) {
     Lockstep workers(GetParam(), layout);
     EXPECT_NE(workers.codec(0).fingerprint(), plain) << "workers must share one scale";
     for (std::size_t step = 0; step < std::size(kMixedDensities); ++step) {
-      std::vector<Bytes> gradients = mixed_gradients(s, step);
+      std::vector<Bytes> gradients = mixed_gradients(GetParam(), s, step);
       const std::vector<double> total = sums(s, gradients);
       ASSERT_TRUE(workers.step(gradients));
       for (uint64_t i = 0; i < s.count; ++i) {
@@ -288,9 +319,7 @@ TEST_P(CodecLaw, AMeanStaysWithinAFloatSumsBoundAndDoesNotOverflowOnTheWay) {
     Layout layout = layout_of(s);
     layout.scale = 1.0 / 3;
     Lockstep workers(GetParam(), layout);
-    const double epsilon = dtype == DType::kF32    ? 0x1p-24
-                           : dtype == DType::kBf16 ? 0x1p-8
-                                                   : 0x1p-11;
+    const double epsilon = epsilon_of(GetParam(), dtype);
     for (int step = 0; step < 3; ++step) {  // the sketch's window is planned from the step before
       std::vector<Bytes> gradients = make_gradients(
           s, [&](uint32_t w, uint64_t i) { return static_cast<float>(55000 + 37 * w + i); });

@@ -17,6 +17,8 @@ namespace {
 
 const std::vector<std::string> kSpecs = {
     "dense",
+    "cast:bf16",
+    "cast:f16,feedback=float",
     "exact:mode=packed",
     "exact:mode=two-level",
     "exact:mode=sketch",
@@ -29,12 +31,14 @@ const std::vector<std::string> kSpecs = {
     "quant:rotate=none,carrier=indices",
 };
 
-// Subnormals, and numbers whose sums and products are some.
-std::vector<Bytes> tiny(const Layout& layout, uint64_t seed) {
+// Subnormals of the gradient's type or of the one that travels, and numbers whose sums and products
+// are some.
+std::vector<Bytes> tiny(const std::string& spec, const Layout& layout, uint64_t seed) {
+  const bool as_bf16 = spec.find("cast:bf16") == 0, as_f16 = spec.find("cast:f16") == 0;
   const Scenario s{layout.dtype, layout.count, layout.world, 0.2, Overlap::kRandom, seed};
-  const double unit = layout.dtype == DType::kF32    ? 0x1p-149
-                      : layout.dtype == DType::kBf16 ? 0x1p-133
-                                                     : 0x1p-24;
+  const double unit = layout.dtype == DType::kF16 || as_f16     ? 0x1p-24
+                      : layout.dtype == DType::kBf16 || as_bf16 ? 0x1p-133
+                                                                : 0x1p-149;
   return make_gradients(s, [&](uint32_t w, uint64_t i) {
     const double magnitude = 1 + std::floor(uniform(seed + w, i) * 5000);
     return static_cast<float>((i % 2 == 0 ? magnitude : -magnitude) * unit);
@@ -60,8 +64,8 @@ void expect_the_same(const std::string& target) {
         Layout layout = layout_of(3, 3000);
         layout.dtype = dtype;
         layout.scale = scale;
-        const std::vector<std::vector<Bytes>> steps = {tiny(layout, 1), tiny(layout, 2),
-                                                       tiny(layout, 3)};
+        const std::vector<std::vector<Bytes>> steps = {tiny(spec, layout, 1), tiny(spec, layout, 2),
+                                                       tiny(spec, layout, 3)};
         const std::vector<Bytes> expected = three_steps(spec, layout, steps);
         EXPECT_NE(expected[0], Bytes(expected[0].size(), 0));
         const std::string what = spec + " " + dtype_name(dtype) + " on " + target;
@@ -88,7 +92,7 @@ TEST(FloatEnvironment, ChangesNoSum) {
 
 TEST(FloatEnvironment, ChangesNoSnapshot) {
   Layout layout = layout_of(1, 3000);
-  const Bytes gradient = tiny(layout, 4)[0];
+  const Bytes gradient = tiny("exact", layout, 4)[0];
   const GradientView view{gradient.data(), layout.count, DType::kF32};
   const Flushed caller;
   const auto plan = plan_snapshots({&view, 1}, {});

@@ -20,6 +20,7 @@ EXACT = [
     "exact:mode=sketch",
     "exact:values=reproducible",
 ]
+CAST = ["cast:bf16", "cast:f16", "cast:f16,feedback=float"]
 QUANT = ["quant", "quant:carrier=indices", "quant:feedback=float", "quant:bits=auto"]
 
 
@@ -42,8 +43,8 @@ def as_dtype(values: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize("world", [1, 3])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("spec", EXACT)
-def test_lossless_codecs_return_the_sum_step_after_step(spec: str, dtype: str, world: int) -> None:
+@pytest.mark.parametrize("spec", EXACT + CAST)
+def test_sums_that_are_exact_arrive_step_after_step(spec: str, dtype: str, world: int) -> None:
     codecs = workers(spec, world, 5000, dtype=dtype)
     for step in range(3):
         values = sparse(world, 5000, seed=step)
@@ -66,7 +67,7 @@ def test_quant_is_near_the_sum_and_alike_on_all_workers(spec: str) -> None:
         np.testing.assert_array_equal(gradient, gradients[0])
 
 
-@pytest.mark.parametrize("spec", EXACT + QUANT)
+@pytest.mark.parametrize("spec", EXACT + CAST + QUANT)
 def test_a_step_leaves_its_gradient_alone_if_the_sum_goes_elsewhere(spec: str) -> None:
     (codec,) = workers(spec, 1, 1000)
     (gradient,) = sparse(1, 1000)
@@ -92,7 +93,7 @@ def test_dense_in_place_hands_out_the_gradient_itself() -> None:
     np.testing.assert_array_equal(gradient, 2 * np.arange(100))
 
 
-@pytest.mark.parametrize("spec", EXACT + QUANT)
+@pytest.mark.parametrize("spec", EXACT + CAST + QUANT)
 def test_in_place_gives_the_same_sum(spec: str) -> None:
     copied, in_place = sparse(2, 3000), sparse(2, 3000)
     all_reduce(workers(spec, 2, 3000), copied)
@@ -107,7 +108,7 @@ def test_in_place_gives_the_same_sum(spec: str) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("spec", EXACT + QUANT)
+@pytest.mark.parametrize("spec", EXACT + CAST + QUANT)
 def test_nothing_follows_a_round_that_says_it_is_the_last(spec: str) -> None:
     codecs = workers(spec, 2, 3000)
     for step in range(2):
@@ -122,7 +123,7 @@ def test_nothing_follows_a_round_that_says_it_is_the_last(spec: str) -> None:
             codec.finish(gradient.ctypes.data)
 
 
-@pytest.mark.parametrize("spec", EXACT)
+@pytest.mark.parametrize("spec", EXACT + CAST)
 def test_scale_turns_the_sum_into_a_mean(spec: str) -> None:
     gradients = sparse(4, 2000)
     expected = np.mean(gradients, axis=0)

@@ -56,6 +56,15 @@ def test_a_lossy_codec_shows_its_error(spec: str) -> None:
     assert 0.003 < result.nmse < 0.03  # 4 bits, independent gradients: about 0.012
 
 
+@pytest.mark.parametrize(("spec", "least", "most"), [("bf16", 2e-6, 3e-5), ("f16", 3e-8, 1e-6)])
+def test_a_cast_halves_the_bytes(spec: str, least: float, most: float) -> None:
+    rng = np.random.default_rng(5)
+    arrays = list(rng.normal(size=(4, 100, 70)).astype(np.float32))
+    result = addend.simulate(arrays, f"cast:{spec}")
+    assert least < result.nmse < most
+    assert result.ratio == 2
+
+
 def test_the_same_seed_gives_the_same_answer() -> None:
     arrays = list(np.random.default_rng(6).normal(size=(2, 4096)).astype(np.float32))
     one, same, other = (addend.simulate(arrays, "quant", seed=seed).sum for seed in (1, 1, 2))

@@ -3,8 +3,8 @@
 
 #include <cstring>
 
+#include "codec/convert.h"
 #include "codec/fingerprint.h"
-#include "codec/multiply.h"
 #include "codec/step.h"
 
 namespace addend {

@@ -8,10 +8,10 @@
 #include <span>
 
 #include "base/bits.h"
+#include "codec/convert.h"
 #include "codec/dense/dense.h"
 #include "codec/exact/kernels.h"
 #include "codec/fingerprint.h"
-#include "codec/multiply.h"
 
 namespace addend::exact {
 namespace {

@@ -7,9 +7,9 @@
 #include <cstring>
 
 #include "base/bits.h"
+#include "codec/convert.h"
 #include "codec/exact/exact.h"
 #include "codec/exact/kernels.h"
-#include "codec/multiply.h"
 
 namespace addend::exact {
 

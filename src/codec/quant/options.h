@@ -7,13 +7,13 @@
 
 #include "addend/codec.h"
 #include "codec/options.h"
+#include "codec/residual.h"
 
 namespace addend::quant {
 
 enum class Levels : uint8_t { kTable, kUniform, kPublished };
 enum class Rotation : uint8_t { kBlock, kNone };
 enum class Rounding : uint8_t { kCorrelated, kIndependent };
-enum class Feedback : uint8_t { kNone, kFloat, kByte };
 enum class Carrier : uint8_t { kLevels, kIndices };
 enum class NonFinite : uint8_t { kNan, kError };
 

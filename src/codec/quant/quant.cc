@@ -60,6 +60,7 @@ Status QuantCodec::set_up() {
     codings_.push_back(std::move(*coding));
   }
   blocks_.cut(layout(), options_.block);
+  ADDEND_TRY(residual_.reserve(options_.feedback, blocks_.padded(), blocks_.size()));
   if (layout().count == 0) return {};
   const uint64_t largest = blocks_.largest();
   ADDEND_TRY(norms_.reserve(blocks_.size() * 4));
@@ -68,7 +69,7 @@ Status QuantCodec::set_up() {
   ADDEND_TRY(scratch_.reserve(largest * 4));
   ADDEND_TRY(levels_.reserve(largest));
   parts_.resize(blocks_.size());
-  return residual_.reserve(options_.feedback, blocks_.padded(), blocks_.size());
+  return {};
 }
 
 uint64_t QuantCodec::sign_period() const { return residual_.any() ? kFeedbackSignPeriod : 1; }
@@ -94,8 +95,30 @@ uint64_t QuantCodec::base_fingerprint() const {
   return print.value();
 }
 
-uint64_t QuantCodec::fingerprint() const {
-  return Fingerprint().add(base_fingerprint()).add(step_).value();
+// A residual is in units of the gradient, in coordinates that block and rotation give: world, and
+// the tables that depend on it, bucket and scale may change under it.
+uint64_t QuantCodec::segment_fingerprint(uint64_t segment) const {
+  const bool whole = layout().segments.empty();
+  const Segment at = segment_at(segment);
+  Fingerprint print;
+  print.add(whole ? "quant bucket" : "quant segment").add(layout().seed).add(at.id).add(at.count);
+  print.add(options_.budget).add(options_.clipped);
+  for (const uint64_t choice :
+       {static_cast<uint64_t>(layout().dtype), uint64_t{options_.bits}, options_.block,
+        uint64_t{options_.granularity}, static_cast<uint64_t>(options_.levels),
+        static_cast<uint64_t>(options_.rotation), static_cast<uint64_t>(options_.rounding),
+        static_cast<uint64_t>(options_.feedback), static_cast<uint64_t>(options_.carrier),
+        static_cast<uint64_t>(options_.non_finite)}) {
+    print.add(choice);
+  }
+  return print.value();
+}
+
+Residual::Range QuantCodec::segment_range(uint64_t segment) const {
+  const BlockRange blocks = blocks_.segment(segment);
+  if (blocks.count == 0) return {};
+  const Block &first = blocks_[blocks.first], &last = blocks_[blocks.first + blocks.count - 1];
+  return {first.place, last.place + last.size - first.place, blocks.first, blocks.count};
 }
 
 uint64_t QuantCodec::memory_bytes() const {

@@ -16,12 +16,11 @@
 
 #include "addend/codec.h"
 #include "base/buffer.h"
+#include "codec/feedback.h"
 #include "codec/quant/blocks.h"
 #include "codec/quant/coding.h"
 #include "codec/quant/options.h"
-#include "codec/quant/residual.h"
 #include "codec/quant/thresholds.h"
-#include "codec/step.h"
 
 namespace addend::quant {
 
@@ -31,11 +30,10 @@ Result<std::unique_ptr<Codec>> create_quant(const CodecSpec& spec, const Layout&
 /// overflow.
 float prescale_of(float norm);
 
-class QuantCodec final : public SteppedCodec {
+class QuantCodec final : public FeedbackCodec {
  public:
   static Result<std::unique_ptr<Codec>> make(const Layout& layout, const Options& options);
 
-  uint64_t fingerprint() const override;
   std::string_view next_mode() const override { return "quant"; }
   uint64_t memory_bytes() const override;
 
@@ -55,26 +53,19 @@ class QuantCodec final : public SteppedCodec {
   };
 
   QuantCodec(const Layout& layout, const Options& options)
-      : SteppedCodec(layout), options_(options), step_(layout.first_step) {}
+      : FeedbackCodec(layout), options_(options) {}
   Status set_up();
 
   Status do_begin(const void* gradient) override;
   Result<bool> do_round(Round& round) override;
   Status do_finish(void* gradient) override;
   Status do_set_missing(uint64_t workers) override;
-  Result<std::vector<uint8_t>> do_save_state() const override;
-  Status do_load_state(std::span<const uint8_t> state) override;
-  Result<std::vector<uint8_t>> do_save_segment(uint64_t segment) const override;
-  Status do_load_segment(uint64_t segment, std::span<const uint8_t> state) override;
-  void do_scale_residual(double factor) override { residual_.multiply(factor); }
 
   bool rotates() const { return options_.rotation == Rotation::kBlock; }
   uint64_t sign_period() const;
-  uint64_t base_fingerprint() const;
-  uint64_t state_fingerprint(uint32_t worker) const;
-  uint64_t segment_fingerprint(uint64_t segment) const;
-  Residual::Range residual_range(BlockRange blocks) const;
-  Error foreign_state(uint64_t fingerprint) const;
+  uint64_t base_fingerprint() const override;
+  uint64_t segment_fingerprint(uint64_t segment) const override;
+  Residual::Range segment_range(uint64_t segment) const override;
 
   const uint64_t* signs(const Block& block, uint64_t epoch);
   const float* block_thresholds(const Block& block) const;
@@ -99,7 +90,6 @@ class QuantCodec final : public SteppedCodec {
   const Options options_;
   std::vector<Coding> codings_;
   Blocks blocks_;
-  uint64_t step_;
 
   // The step.
   enum class Waiting : uint8_t { kNothing, kNorms, kLast };
@@ -111,7 +101,6 @@ class QuantCodec final : public SteppedCodec {
   std::vector<Part> parts_;
   std::array<LanePlane, 3> planes_;  // by Lane
 
-  Residual residual_;
   Thresholds thresholds_;
   Buffer norms_;    // plane: u32 per block
   Buffer signs_;    // bitmap of one block

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "codec/multiply.h"
+#include "codec/convert.h"
 
 #include <cmath>
 #include <cstring>
@@ -33,20 +33,19 @@ std::vector<uint8_t> patterns(DType dtype) {
   return bytes;
 }
 
-float expected(DType dtype, const std::vector<uint8_t>& from, uint64_t i, float factor) {
-  const float product = load_float(dtype, from.data(), i) * factor;
+float rounded(DType dtype, float product) {
   if (dtype == DType::kF32) return product;
   return dtype == DType::kBf16 ? addend_f32_from_bf16(addend_bf16_from_f32(product))
                                : addend_f32_from_f16(addend_f16_from_f32(product));
 }
 
-class MultiplyOnTarget : public testing::TestWithParam<std::string> {
+class ConvertOnTarget : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override { ASSERT_TRUE(force_simd_target(GetParam())); }
   void TearDown() override { ASSERT_TRUE(force_simd_target("")); }
 };
 
-TEST_P(MultiplyOnTarget, RoundsEveryPatternAsTheConversionsSay) {
+TEST_P(ConvertOnTarget, RoundsEveryPatternAsTheConversionsSay) {
   for (const DType dtype : kTypes) {
     const std::vector<uint8_t> from = patterns(dtype);
     for (const float factor : kFactors) {
@@ -54,7 +53,7 @@ TEST_P(MultiplyOnTarget, RoundsEveryPatternAsTheConversionsSay) {
       multiply(dtype, from.data(), 65536, factor, to.data());
       multiply(dtype, in_place.data(), 65536, factor, in_place.data());
       for (uint64_t i = 0; i < 65536; ++i) {
-        const float product = expected(dtype, from, i, factor);
+        const float product = rounded(dtype, load_float(dtype, from.data(), i) * factor);
         ASSERT_TRUE(same(load_float(dtype, to.data(), i), product))
             << dtype_name(dtype) << " pattern " << i << " times " << factor;
         ASSERT_TRUE(same(load_float(dtype, in_place.data(), i), product));
@@ -63,7 +62,26 @@ TEST_P(MultiplyOnTarget, RoundsEveryPatternAsTheConversionsSay) {
   }
 }
 
-TEST_P(MultiplyOnTarget, CoversEveryLengthAndNothingBeyond) {
+TEST_P(ConvertOnTarget, TurnsEveryPatternOfEveryTypeIntoEveryOther) {
+  for (const DType from_type : kTypes) {
+    const std::vector<uint8_t> from = patterns(from_type);
+    for (const DType to_type : kTypes) {
+      for (const float factor : {1.0f, 1.0f / 3}) {
+        std::vector<uint8_t> to(65536 * dtype_bytes(to_type));
+        convert(from_type, from.data(), 65535, factor, to_type, to.data());
+        for (uint64_t i = 0; i < 65535; ++i) {
+          const float product = load_float(from_type, from.data(), i) * factor;
+          ASSERT_TRUE(same(load_float(to_type, to.data(), i), rounded(to_type, product)))
+              << dtype_name(from_type) << " to " << dtype_name(to_type) << " pattern " << i;
+        }
+        for (uint64_t b = 65535 * dtype_bytes(to_type); b < to.size(); ++b)
+          ASSERT_EQ(to[b], 0) << "beyond the end";
+      }
+    }
+  }
+}
+
+TEST_P(ConvertOnTarget, CoversEveryLengthAndNothingBeyond) {
   for (const DType dtype : kTypes) {
     const std::vector<uint8_t> ones = [&] {
       std::vector<uint8_t> bytes(100 * dtype_bytes(dtype));
@@ -80,7 +98,7 @@ TEST_P(MultiplyOnTarget, CoversEveryLengthAndNothingBeyond) {
   }
 }
 
-TEST_P(MultiplyOnTarget, ByOneKeepsEveryBit) {
+TEST_P(ConvertOnTarget, ByOneKeepsEveryBit) {
   for (const DType dtype : kTypes) {
     const std::vector<uint8_t> from = patterns(dtype);
     std::vector<uint8_t> to(from.size()), in_place = from;
@@ -91,7 +109,7 @@ TEST_P(MultiplyOnTarget, ByOneKeepsEveryBit) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, MultiplyOnTarget, testing::ValuesIn(simd_targets()),
+INSTANTIATE_TEST_SUITE_P(All, ConvertOnTarget, testing::ValuesIn(simd_targets()),
                          [](const auto& suite) { return suite.param; });
 
 }  // namespace

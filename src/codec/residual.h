@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Error feedback: what quantisation has taken from this worker so far, per block, in rotated and
-// unnormalised coordinates. Kept as floats, or as bytes with one scale a block.
+// Error feedback: what a lossy codec has taken from this worker so far, in coordinates of the
+// codec's choice. Kept as floats, or as bytes with one scale a block.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,10 @@
 
 #include "addend/result.h"
 #include "base/buffer.h"
-#include "codec/quant/options.h"
 
-namespace addend::quant {
+namespace addend {
+
+enum class Feedback : uint8_t { kNone, kFloat, kByte };
 
 class Residual {
  public:
@@ -30,6 +31,9 @@ class Residual {
   void add_to(uint64_t block, uint64_t begin, uint64_t n, float* x) const;
   /// residual = x, but for elements that are not finite, which become 0.
   void store(uint64_t block, uint64_t begin, uint64_t n, const float* x);
+
+  /// kFloat: the elements themselves.
+  float* values() { return values_.as<float>(); }
 
   /// All of it times `factor`, but for what is then not finite, which becomes 0.
   void multiply(double factor);
@@ -53,4 +57,4 @@ class Residual {
   Buffer scales_;  // float per block, for bytes
 };
 
-}  // namespace addend::quant
+}  // namespace addend

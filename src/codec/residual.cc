@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "codec/quant/residual.h"
+#include "codec/residual.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
-namespace addend::quant {
+namespace addend {
 namespace {
 
 // What overflows is dropped: a residual that is not finite would break its block in every later
@@ -21,6 +21,7 @@ Status Residual::reserve(Feedback feedback, uint64_t elements, uint64_t blocks) 
   elements_ = elements;
   blocks_ = blocks;
   const uint64_t bytes = elements * (feedback == Feedback::kFloat ? 4 : 1);
+  if (bytes == 0) return {};
   ADDEND_TRY(values_.reserve(bytes));
   std::memset(values_.as<void>(), 0, bytes);
   if (feedback == Feedback::kFloat) return {};
@@ -101,4 +102,4 @@ void Residual::load(const Range& range, const uint8_t* from) {
   std::memcpy(scales_.as<float>() + range.first_block, from + bytes, range.blocks * 4);
 }
 
-}  // namespace addend::quant
+}  // namespace addend

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// The part of the contract that lossy codecs share: a step's number, a residual, and how both are
+// saved over a restart, for the whole bucket or for one segment. docs/formats/quant.md, "State".
+#pragma once
+
+#include <vector>
+
+#include "codec/residual.h"
+#include "codec/step.h"
+
+namespace addend {
+
+/// Base of codecs with error feedback. Such a codec says what its plan and its segments' plans are;
+/// this class keeps and compares states.
+class FeedbackCodec : public SteppedCodec {
+ public:
+  explicit FeedbackCodec(const Layout& layout) : SteppedCodec(layout), step_(layout.first_step) {}
+
+  uint64_t fingerprint() const final;
+
+ protected:
+  /// Everything that workers must share, without the step.
+  virtual uint64_t base_fingerprint() const = 0;
+  /// What a segment's residual depends on: not world, bucket or scale, which may change under it.
+  virtual uint64_t segment_fingerprint(uint64_t segment) const = 0;
+  virtual Residual::Range segment_range(uint64_t segment) const = 0;
+
+  /// A layout without segments is one: its bucket.
+  Segment segment_at(uint64_t segment) const;
+
+  uint64_t step_;
+  Residual residual_;
+
+ private:
+  Result<std::vector<uint8_t>> do_save_state() const final;
+  Status do_load_state(std::span<const uint8_t> state) final;
+  Result<std::vector<uint8_t>> do_save_segment(uint64_t segment) const final;
+  Status do_load_segment(uint64_t segment, std::span<const uint8_t> state) final;
+  void do_scale_residual(double factor) final { residual_.multiply(factor); }
+
+  uint64_t state_fingerprint(uint32_t worker) const;
+  Error foreign_state(uint64_t fingerprint) const;
+};
+
+}  // namespace addend
