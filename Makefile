@@ -6,7 +6,6 @@ FUZZ_SECONDS ?= 60
 TSAN_TESTS = mesh_test reduce_test pipeline_test float_equality_test example_c service_test service_net_test
 space := $(subst ,, )
 SOURCES = $(shell git ls-files '*.h' '*.cc' '*.c')
-PYTHON_SOURCES = python tests/python demo examples/torch bench
 
 help:
 	@echo 'make demo    install what is needed, train three models with and without Addend, write out/report.html'
@@ -72,9 +71,9 @@ python-env:
 
 # With the library of the dev build, for its assertions; one test builds and installs the wheel.
 test-python: python-env
-	.venv/bin/ruff check $(PYTHON_SOURCES)
-	.venv/bin/ruff format --check $(PYTHON_SOURCES)
-	.venv/bin/mypy python/addend
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
 	cmake --preset dev
 	cmake --build --preset dev -j $(JOBS) --target addend_c addend
 	ADDEND_LIBRARY=$(CURDIR)/build/dev/src/capi/libaddend.so \
@@ -107,8 +106,8 @@ mutants: python-env
 format: python-env
 	tools/install_packages.sh test
 	clang-format-14 -i $(SOURCES)
-	.venv/bin/ruff check --fix $(PYTHON_SOURCES)
-	.venv/bin/ruff format $(PYTHON_SOURCES)
+	.venv/bin/ruff check --fix
+	.venv/bin/ruff format
 
 clean:
 	rm -rf build out

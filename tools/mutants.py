@@ -1,19 +1,22 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Shows that the tests notice mistakes: puts each mutation of a list into a copy of the tree, builds what it names,
-runs the test that it names, and expects that test to fail.
+"""Shows that the tests notice mistakes: puts each mutation of a list into a copy of the tree,
+builds what it names, runs the test that it names, and expects that test to fail.
 
 A mutation is an entry [[mutant]] of a TOML file:
 
   name    how --only finds it
   file    the source that changes
-  old     text that stands there exactly once; white space may differ, so reformatting does not matter
+  old     text that stands there exactly once; white space may differ, so reformatting does not
+          matter
   new     what takes its place
   build   CMake targets to build first (left out: none)
-  run     the test: a command, in the copy's root; {build} is the build folder, {python} the tests' Python
+  run     the test: a command, in the copy's root; {build} is the build folder, {python} the tests'
+          Python
 
-Verdicts: killed (the test failed or hung), SURVIVED (it passed), STALE (`old` is not there once), INVALID (the mutation
-does not build, or the test fails without it). Exit code 1 unless every mutation was killed.
+Verdicts: killed (the test failed or hung), SURVIVED (it passed), STALE (`old` is not there once),
+INVALID (the mutation does not build, or the test fails without it). Exit code 1 unless every
+mutation was killed.
 """
 
 from __future__ import annotations
@@ -28,8 +31,9 @@ import shutil
 import subprocess
 import sys
 import time
-import tomllib
 from pathlib import Path
+
+import tomllib
 
 PRESET = "dev"
 # An editable installation goes before PYTHONPATH and would have the unchanged package tested.
@@ -76,7 +80,7 @@ def read_list(path: Path) -> list[Mutant]:
 
 
 class Workbench:
-    """A copy of the tracked files, as they are in the working tree, with a build folder of its own."""
+    """A copy of the tracked files as they are in the working tree, with its own build folder."""
 
     def __init__(self, source: Path, work: Path, jobs: int, timeout: float) -> None:
         self.source, self.tree, self.jobs, self.timeout = source, work / "tree", jobs, timeout
@@ -104,9 +108,11 @@ class Workbench:
 
     def refresh(self) -> None:
         """Copies what differs, so that a build goes on from the last one."""
-        command = ["git", "-C", self.source, "ls-files", "-z"]
+        command = ["git", "-C", str(self.source), "ls-files", "-z"]
         listed = subprocess.run(command, check=True, capture_output=True, text=True)
-        files = {name for name in listed.stdout.split("\0") if name and (self.source / name).is_file()}
+        files = {
+            name for name in listed.stdout.split("\0") if name and (self.source / name).is_file()
+        }
         for name in sorted(files):
             self.restore(name)
         if self.tree.is_dir():
@@ -124,11 +130,18 @@ class Workbench:
         shutil.copymode(source, copy)
 
     def call(self, command: list[str], timeout: float | None = None) -> bool:
-        """Whether the command succeeds in time; what it printed is in the log, which has the last command only."""
+        """Whether the command succeeds in time; what it printed is in the log, which has the last
+        command only.
+        """
         with self.log.open("w") as log:
             print("$", shlex.join(command), file=log, flush=True)
             with subprocess.Popen(
-                command, cwd=self.tree, env=self.environment, stdout=log, stderr=log, start_new_session=True
+                command,
+                cwd=self.tree,
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             ) as process:
                 try:
                     return process.wait(timeout) == 0
@@ -144,7 +157,9 @@ class Workbench:
     def build(self, targets: tuple[str, ...]) -> bool:
         if not targets:
             return True
-        return self.call(["cmake", "--build", str(self.build_folder), "-j", str(self.jobs), "--target", *targets])
+        return self.call(
+            ["cmake", "--build", str(self.build_folder), "-j", str(self.jobs), "--target", *targets]
+        )
 
     def test(self, mutant: Mutant) -> bool:
         command = mutant.run.format(build=self.build_folder, python=self.python)
@@ -166,7 +181,9 @@ class Workbench:
 
 
 def check_unmutated(bench: Workbench, mutants: list[Mutant]) -> dict[str, str]:
-    """Builds and runs every test once as the sources are: what fails here shows nothing. Why, by command."""
+    """Builds and runs every test once as the sources are: what fails here shows nothing. Why, by
+    command.
+    """
     targets = tuple(sorted({target for mutant in mutants for target in mutant.build}))
     if targets:
         print(f"building {', '.join(targets)} without a mutation", flush=True)
@@ -175,7 +192,9 @@ def check_unmutated(bench: Workbench, mutants: list[Mutant]) -> dict[str, str]:
     broken = {}
     for mutant in mutants:
         if mutant.run not in broken:
-            broken[mutant.run] = "" if bench.test(mutant) else "fails without the mutation: " + bench.last_words()
+            broken[mutant.run] = (
+                "" if bench.test(mutant) else "fails without the mutation: " + bench.last_words()
+            )
     return broken
 
 
@@ -203,14 +222,32 @@ def print_table(results: list[tuple[Mutant, str, str]]) -> None:
 
 def main() -> int:
     root = Path(__file__).resolve().parents[1]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="mutations whose name has TEXT")
-    parser.add_argument("--check", action="store_true", help="only look for stale mutations; builds nothing")
-    parser.add_argument("--source", type=Path, default=root, metavar="DIR", help="the tree to copy, a git work tree")
-    parser.add_argument("--list", type=Path, metavar="FILE", help="default: tests/mutants.toml of the tree")
-    parser.add_argument("--work", type=Path, metavar="DIR", help="where the copy stands, default: build/mutants")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="TEXT", help="mutations whose name has TEXT"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="only look for stale mutations; builds nothing"
+    )
+    parser.add_argument(
+        "--source", type=Path, default=root, metavar="DIR", help="the tree to copy, a git work tree"
+    )
+    parser.add_argument(
+        "--list", type=Path, metavar="FILE", help="default: tests/mutants.toml of the tree"
+    )
+    parser.add_argument(
+        "--work", type=Path, metavar="DIR", help="where the copy stands, default: build/mutants"
+    )
     parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count(), help="of the build")
-    parser.add_argument("--timeout", type=float, default=600, metavar="SECONDS", help="a test that runs longer hangs")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=600,
+        metavar="SECONDS",
+        help="a test that runs longer hangs",
+    )
     options = parser.parse_args()
     source = options.source.resolve()
     mutants = read_list(options.list or source / "tests/mutants.toml")
@@ -221,7 +258,12 @@ def main() -> int:
     reasons = {mutant: mutant.stale(source) for mutant in mutants}
     results = [(mutant, "STALE", why) for mutant, why in reasons.items() if why]
     if not options.check:
-        bench = Workbench(source, (options.work or source / "build/mutants").resolve(), options.jobs, options.timeout)
+        bench = Workbench(
+            source,
+            (options.work or source / "build/mutants").resolve(),
+            options.jobs,
+            options.timeout,
+        )
         bench.refresh()
         results += run(bench, [mutant for mutant, why in reasons.items() if not why])
     if results:

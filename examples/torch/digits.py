@@ -3,7 +3,7 @@
 
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

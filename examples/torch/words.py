@@ -20,7 +20,8 @@ class LanguageModel(nn.Module):
         self.output = nn.Linear(width, vocabulary)
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
-        return self.output(self.lstm(self.embedding(words))[0])
+        output: torch.Tensor = self.output(self.lstm(self.embedding(words))[0])
+        return output
 
 
 words = Path(sys.argv[1]).read_text(encoding="utf-8").lower().split()

@@ -142,7 +142,7 @@ class Codec:
         """What a restarted worker needs to go on bit for bit; between steps only."""
         return _save(library.codec_save_state, self._open())
 
-    def load_state(self, state: bytes) -> None:
+    def load_state(self, state: bytes | bytearray | memoryview) -> None:
         """Takes over a state that a codec of the same plan and worker saved."""
         check(library.codec_load_state(self._open(), bytes(state), len(state)))
 

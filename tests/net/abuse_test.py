@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""An honest tenant beside one that means harm: what the server's own client, the pages and the server's memory do while
-`service_abuse` works against a server of this test on loopback. Usage: abuse_test.py PATH_OF_ADDEND PATH_OF_SERVICE_ABUSE
-[--bench]: with it, how long the honest tenant's steps take, against those without the other; exit code 1 beyond the bar."""
+"""An honest tenant beside one that means harm: what the server's own client, the pages and the
+server's memory do while `service_abuse` works against a server of this test on loopback. Usage:
+abuse_test.py PATH_OF_ADDEND PATH_OF_SERVICE_ABUSE [--bench]: with it, how long the honest tenant's
+steps take, against those without the other; exit code 1 beyond the bar.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import signal
 import socket
 import statistics
@@ -20,7 +23,7 @@ import tempfile
 import unittest
 import urllib.request
 from pathlib import Path
-from typing import Callable, Dict, List, Optional
+from typing import Any, Callable
 
 from network import make_key, wait_until
 
@@ -34,17 +37,33 @@ BAR = 1.2
 class Server:
     """`addend serve` with the tenants good and bad, who has a job with a key of its own."""
 
-    def __init__(self, folder: Path, server: str = "", bad: str = "", stderr: Optional[int] = None, files: int = 4096) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        server: str = "",
+        bad: str = "",
+        stderr: int | None = None,
+        files: int = 4096,
+    ) -> None:
         self.folder = folder
-        self.keys = {name: make_key(ADDEND, folder / f"{name}.key") for name in ("good", "bad", "job")}
+        self.keys = {
+            name: make_key(ADDEND, folder / f"{name}.key") for name in ("good", "bad", "job")
+        }
         config = folder / "serve.toml"
-        config.write_text(f'[server]\naddress = "127.0.0.1"\ncontrol_port = 0\ndata_port = 0\ndrain_s = 0\n{server}\n[http]\nport = 0\n'
-                          f'[[tenant]]\nname = "good"\nkey_file = "{self.keys["good"]}"\n'
-                          f'[[tenant]]\nname = "bad"\nkey_file = "{self.keys["bad"]}"\n{bad}\n')
-        self.log = open(folder / "log", "w") if stderr is None else None
-        self.process = subprocess.Popen([ADDEND, "serve", "--config", str(config)], stdout=subprocess.PIPE, text=True,
-                                        stderr=self.log if stderr is None else stderr,
-                                        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files)))
+        config.write_text(
+            '[server]\naddress = "127.0.0.1"\ncontrol_port = 0\ndata_port = 0\ndrain_s = 0\n'
+            f"{server}\n[http]\nport = 0\n"
+            f'[[tenant]]\nname = "good"\nkey_file = "{self.keys["good"]}"\n'
+            f'[[tenant]]\nname = "bad"\nkey_file = "{self.keys["bad"]}"\n{bad}\n'
+        )
+        self.log = (folder / "log").open("w") if stderr is None else None
+        self.process = subprocess.Popen(
+            [ADDEND, "serve", "--config", str(config)],
+            stdout=subprocess.PIPE,
+            text=True,
+            stderr=self.log if stderr is None else stderr,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files)),
+        )
         assert self.process.stdout is not None
         words = self.process.stdout.readline().split()
         self.control, self.http = int(words[1]), int(words[3])
@@ -55,24 +74,39 @@ class Server:
         if self.log is not None:
             self.log.close()
 
-    def access(self, identity: str, key: Optional[str] = None) -> List[str]:
-        return ["--aggregator", f"127.0.0.1:{self.control}", "--identity", identity, "--key", str(self.keys[key or identity])]
+    def access(self, identity: str, key: str | None = None) -> list[str]:
+        return [
+            "--aggregator",
+            f"127.0.0.1:{self.control}",
+            "--identity",
+            identity,
+            "--key",
+            str(self.keys[key or identity]),
+        ]
 
-    def abuse(self, how: str, identity: str = "bad", key: str = "bad") -> subprocess.Popen:
+    def abuse(self, how: str, identity: str = "bad", key: str = "bad") -> subprocess.Popen[str]:
         # Whoever means harm has machines of their own.
-        process = subprocess.Popen(["nice", "-n", "19", ABUSE, how, str(self.control), identity, str(self.keys[key])],
-                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        process = subprocess.Popen(
+            ["nice", "-n", "19", ABUSE, how, str(self.control), identity, str(self.keys[key])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
         return process
 
     def page(self, path: str = "/metrics", timeout: float = 10) -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.http}{path}", timeout=timeout) as page:
-            return page.read().decode()
+            return str(page.read(), "utf-8")
 
     def metric(self, name: str) -> float:
         found = re.search(rf"^addend_{name} (\S+)$", self.page(), re.M)
         assert found is not None, name
         return float(found.group(1))
+
+    def has_connections(self) -> bool:
+        return self.metric("connections") + self.metric("handshakes") > 0
 
     def most_memory(self) -> int:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
@@ -83,18 +117,31 @@ class Server:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def work(self, steps: int = 3, size: str = "1M") -> dict:
+    def work(self, steps: int = 3, size: str = "1M") -> Any:
         """A whole run of the honest tenant: four workers join, add and leave."""
-        done = subprocess.run([ADDEND, "perf", "--reducer", "service", *self.access("good"), "-b", size, "-e", size, "-w", "1", "-n",
-                               str(steps), "-c", "dense", "--values", "integers", "--json"], capture_output=True, text=True, check=False,
-                              timeout=120)
+        done = subprocess.run(
+            [
+                ADDEND,
+                "perf",
+                "--reducer",
+                "service",
+                *self.access("good"),
+                *shlex.split(
+                    f"-b {size} -e {size} -w 1 -n {steps} -c dense --values integers --json"
+                ),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
         assert done.returncode == 0, done.stderr
         row = json.loads(done.stdout)["results"][0]
         assert row["wrong"] == 0, row
         return row
 
 
-def finish(process: subprocess.Popen) -> int:
+def finish(process: subprocess.Popen[str]) -> int:
     """What it did, in its own count."""
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0, process.returncode
@@ -102,14 +149,21 @@ def finish(process: subprocess.Popen) -> int:
 
 
 class AbuseTest(unittest.TestCase):
-    def serve(self, **options) -> Server:
+    def serve(self, **options: Any) -> Server:
         scratch = tempfile.TemporaryDirectory()
         self.addCleanup(scratch.cleanup)
         server = Server(Path(scratch.name), **options)
         self.addCleanup(server.close)
         return server
 
-    def under(self, server: Server, how: str, began: Callable[[], bool], identity: str = "bad", key: str = "bad") -> int:
+    def under(
+        self,
+        server: Server,
+        how: str,
+        began: Callable[[], bool],
+        identity: str = "bad",
+        key: str = "bad",
+    ) -> int:
         """Honest runs and pages while it lasts; returns what the other side did."""
         process = server.abuse(how, identity, key)
         self.addCleanup(process.kill)
@@ -117,7 +171,13 @@ class AbuseTest(unittest.TestCase):
         for _ in range(2):
             server.work()
         self.assertIn('"boot"', server.page("/status.json"))
-        listed = subprocess.run([ADDEND, "job", "list", *server.access("good")], capture_output=True, text=True, check=False, timeout=60)
+        listed = subprocess.run(
+            [ADDEND, "job", "list", *server.access("good")],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
         self.assertEqual(listed.returncode, 0, listed.stderr)
         did = finish(process)
         print(f"{how}: {did}, at most {server.most_memory() / MIB:.1f} MiB", flush=True)
@@ -134,10 +194,22 @@ class AbuseTest(unittest.TestCase):
 
     def test_questions_with_a_jobs_key_only(self) -> None:
         server = self.serve()
-        made = subprocess.run([ADDEND, "job", "create", "open", "--workers", "2", "--job-key", str(server.keys["job"]),
-                               *server.access("bad")], capture_output=True, text=True, check=False, timeout=60)
+        made = subprocess.run(
+            [
+                ADDEND,
+                *shlex.split("job create open --workers 2 --job-key"),
+                str(server.keys["job"]),
+                *server.access("bad"),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
         self.assertEqual(made.returncode, 0, made.stderr)
-        self.assertLess(self.under(server, "list", self.connected(server), "bad/open", "job"), 64 * MIB)
+        self.assertLess(
+            self.under(server, "list", self.connected(server), "bad/open", "job"), 64 * MIB
+        )
         self.assertLess(server.most_memory(), 64 * MIB)
 
     def test_joins_without_reading_the_answers(self) -> None:
@@ -152,7 +224,14 @@ class AbuseTest(unittest.TestCase):
 
     def test_positions_that_never_end(self) -> None:
         server = self.serve(bad="max_slots = 65536\nmax_memory_bytes = 1000000")
-        self.under(server, "positions", lambda: server.metric("connections") > 300 or server.metric("connections_cut_off_total") > 20)
+        self.under(
+            server,
+            "positions",
+            lambda: (
+                server.metric("connections") > 300
+                or server.metric("connections_cut_off_total") > 20
+            ),
+        )
         self.assertLess(server.most_memory(), 64 * MIB)
 
     def test_connections_that_say_nothing(self) -> None:
@@ -172,25 +251,23 @@ class AbuseTest(unittest.TestCase):
 
     def test_no_descriptors_left(self) -> None:
         server = self.serve(files=64)
-        held = []
-        self.addCleanup(lambda: [one.close() for one in held])
         for _ in range(200):
-            held.append(socket.create_connection(("127.0.0.1", server.control)))
+            held = socket.create_connection(("127.0.0.1", server.control))
+            self.addCleanup(held.close)
         used = server.processor_s()
-        # Strangers who say nothing hold every descriptor. They are dropped one by one, and the server does not spin.
+        # Strangers who say nothing hold every descriptor. They are dropped one by one, and the
+        # server does not spin.
         server.work()
         self.assertLess(server.processor_s() - used, 3)
 
     def test_pages_beside_slow_readers(self) -> None:
         server = self.serve()
-        slow = []
-        self.addCleanup(lambda: [one.close() for one in slow])
         for i in range(200):
             one = socket.socket()
+            self.addCleanup(one.close)
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
             one.connect(("127.0.0.1", server.http))
             one.sendall(b"GET /metrics HTTP/1.1\r\n" + (b"\r\n" if i % 2 else b"X: "))
-            slow.append(one)
         self.assertIn("addend_jobs", server.page(timeout=20))
         server.work()
 
@@ -226,26 +303,28 @@ class AbuseTest(unittest.TestCase):
 
 def bench() -> int:
     """Steps of the honest tenant, with and without, in turn; medians."""
-    ways: Dict[str, Callable[[Server], Optional[subprocess.Popen]]] = {
-        how: (lambda server, how=how: server.abuse(how))
-        for how in ("list", "join", "rejoin", "positions", "idle", "silent", "knock")}
     good = True
-    for how, start in ways.items():
+    for how in ("list", "join", "rejoin", "positions", "idle", "silent", "knock"):
         with tempfile.TemporaryDirectory() as folder:
             server = Server(Path(folder))
             try:
-                alone: List[float] = []
-                beside: List[float] = []
+                alone: list[float] = []
+                beside: list[float] = []
                 for _ in range(5):
                     alone.append(server.work(steps=20, size="4M")["time_us"])
-                    process = start(server)
-                    wait_until(lambda: server.metric("connections") + server.metric("handshakes") > 0, how)
+                    process = server.abuse(how)
+                    wait_until(server.has_connections, how)
                     beside.append(server.work(steps=20, size="4M")["time_us"])
                     finish(process)
                 ratio = statistics.median(beside) / statistics.median(alone)
                 good = good and ratio <= BAR
-                print(f"{how:<12} {statistics.median(alone):9.0f} us alone, {statistics.median(beside):9.0f} us beside it, ratio {ratio:5.2f}"
-                      f" <= {BAR} {'PASS' if ratio <= BAR else 'FAIL'}; server at most {server.most_memory() / MIB:.1f} MiB", flush=True)
+                print(
+                    f"{how:<12} {statistics.median(alone):9.0f} us alone, "
+                    f"{statistics.median(beside):9.0f} us beside it, ratio {ratio:5.2f}"
+                    f" <= {BAR} {'PASS' if ratio <= BAR else 'FAIL'}; server at most "
+                    f"{server.most_memory() / MIB:.1f} MiB",
+                    flush=True,
+                )
             finally:
                 server.close()
     return 0 if good else 1

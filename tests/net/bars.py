@@ -1,19 +1,21 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The service's bars on links of 1 Gbit/s, one run, answers checked: four worker namespaces, one link each to the server's, as if the
-server stood in the switch; shown beside it: a server behind one such link, as an ordinary machine is.
-Against Gloo's ring on the same links (needs torch; left out otherwise), and with 1 % loss in both directions. Then the mesh, which
-needs no server.
-Usage: bars.py PATH_OF_ADDEND [PYTHON_WITH_TORCH]"""
+"""The service's bars on links of 1 Gbit/s, one run, answers checked: four worker namespaces, one
+link each to the server's, as if the server stood in the switch; shown beside it: a server behind
+one such link, as an ordinary machine is. Against Gloo's ring on the same links (needs torch; left
+out otherwise), and with 1 % loss in both directions. Then the mesh, which needs no server. Usage:
+bars.py PATH_OF_ADDEND [PYTHON_WITH_TORCH]
+"""
 
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Callable, List, Optional
+from typing import Callable
 
 from network import Network, Service, make_key, why_not
 
@@ -54,7 +56,10 @@ class Bars:
         self.good = True
 
     def limit_link(self, space: str, device: str) -> None:
-        self.network.inside(space, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", "1gbit", "burst", "256kb", "limit", "4mb")
+        self.network.inside(
+            space,
+            *shlex.split(f"tc qdisc add dev {device} root tbf rate 1gbit burst 256kb limit 4mb"),
+        )
 
     def limit_links(self) -> None:
         for worker in range(WORLD):
@@ -72,14 +77,22 @@ class Bars:
         return address
 
     def connect_workers(self) -> None:
-        """The ring goes from worker to worker through the server's namespace, as through a switch."""
-        self.network.inside(self.network.server_space, "sysctl", "-q", "-w", "net.ipv4.ip_forward=1")
+        """The ring goes from worker to worker through the server's namespace, a switch."""
+        self.network.inside(
+            self.network.server_space, "sysctl", "-q", "-w", "net.ipv4.ip_forward=1"
+        )
         for worker in range(WORLD):
-            self.network.inside(self.network.space(worker), "ip", "route", "add", "default", "via", f"10.77.{worker}.1")
+            self.network.inside(
+                self.network.space(worker),
+                *shlex.split(f"ip route add default via 10.77.{worker}.1"),
+            )
             self.network.inside(self.network.space(worker), "ip", "link", "set", "lo", "up")
 
-    def all_workers(self, command) -> List[str]:
-        processes = [self.network.start(self.network.space(worker), *command(worker)) for worker in range(WORLD)]
+    def all_workers(self, command: Callable[[int], list[object]]) -> list[str]:
+        processes = [
+            self.network.start(self.network.space(worker), *command(worker))
+            for worker in range(WORLD)
+        ]
         outputs = []
         for process in processes:
             out, err = process.communicate(timeout=600)
@@ -88,66 +101,114 @@ class Bars:
             outputs.append(out)
         return outputs
 
-    def perf_seconds(self, codec: str, size: int, piece: int, reducer: Callable[[int], list]) -> float:
+    def perf_seconds(
+        self, codec: str, size: int, piece: int, reducer: Callable[[int], list[object]]
+    ) -> float:
         """Density is that of the union: the workers' non-zeros are at the same places."""
-        def command(worker: int) -> list:
-            return [self.addend, "perf", "--worker", worker, *reducer(worker), "-b", size, "-e", size, "-w", 1, "-n", 9, "-c", codec,
-                    "--density", DENSITY, "--overlap", "full", "--values", "integers", "--gbit", 1, "--piece", piece, "--json"]
+
+        def command(worker: int) -> list[object]:
+            return [
+                self.addend,
+                "perf",
+                "--worker",
+                worker,
+                *reducer(worker),
+                *shlex.split(
+                    f"-b {size} -e {size} -w 1 -n 9 -c {codec} --density {DENSITY} --overlap full "
+                    f"--values integers --gbit 1 --piece {piece} --json"
+                ),
+            ]
+
         rows = json.loads(self.all_workers(command)[0])["results"]
         row = next(row for row in rows if row["codec"] == codec)
         assert row["wrong"] == 0
-        return row["time_us"] / 1e6
+        return float(row["time_us"]) / 1e6
 
-    def service_seconds(self, codec: str, size: int = SIZE, piece: int = 0, server: Optional[str] = None) -> float:
-        return self.perf_seconds(codec, size, piece, lambda worker: [
-            "--reducer", "service", "--aggregator", f"{server or f'10.77.{worker}.1'}:7700", "--identity", "lab", "--key", self.key,
-            "--workers", WORLD])
+    def service_seconds(
+        self, codec: str, size: int = SIZE, piece: int = 0, server: str | None = None
+    ) -> float:
+        return self.perf_seconds(
+            codec,
+            size,
+            piece,
+            lambda worker: [
+                "--reducer",
+                "service",
+                "--aggregator",
+                f"{server or f'10.77.{worker}.1'}:7700",
+                *shlex.split(f"--identity lab --key {self.key} --workers {WORLD}"),
+            ],
+        )
 
     def mesh_seconds(self, codec: str, piece: int = 0) -> float:
         peers = ",".join(f"10.77.{worker}.2:7601" for worker in range(WORLD))
-        return self.perf_seconds(codec, SIZE, piece, lambda worker: ["--reducer", "mesh", "--peers", peers])
+        return self.perf_seconds(
+            codec, SIZE, piece, lambda worker: ["--reducer", "mesh", "--peers", peers]
+        )
 
     def ring_seconds(self, python: str) -> float:
         script = self.folder / "ring.py"
         script.write_text(RING)
-        outputs = self.all_workers(lambda worker: ["env", "OMP_NUM_THREADS=1", python, script, worker, WORLD, SIZE // 4])
+        outputs = self.all_workers(
+            lambda worker: ["env", "OMP_NUM_THREADS=1", python, script, worker, WORLD, SIZE // 4]
+        )
         return float(outputs[0].split()[-1])
 
     def judge(self, what: str, measured: float, bar: float, at_most: bool) -> None:
         holds = measured <= bar if at_most else measured >= bar
         self.good = self.good and holds
-        print(f"{what:<58} {measured:8.3f}  {'<=' if at_most else '>='} {bar:<5} {'PASS' if holds else 'FAIL'}", flush=True)
+        print(
+            f"{what:<58} {measured:8.3f}  {'<=' if at_most else '>='} {bar:<5} "
+            f"{'PASS' if holds else 'FAIL'}",
+            flush=True,
+        )
 
     def judge_mesh(self, ring: float) -> None:
         dense, exact = self.mesh_seconds("dense"), self.mesh_seconds("exact", piece=4 << 20)
         quant = self.mesh_seconds("quant:carrier=indices", piece=4 << 20)
-        print(f"mesh on the same links: dense {dense:.3f} s, exact {exact:.3f} s, quant with 4-bit indices {quant:.3f} s")
+        print(
+            f"mesh on the same links: dense {dense:.3f} s, exact {exact:.3f} s, quant with 4-bit "
+            f"indices {quant:.3f} s"
+        )
         self.judge("dense over the mesh / ring", dense / ring, 1.05, at_most=True)
         self.judge("ring / exact over the mesh", ring / exact, 9, at_most=False)
         self.judge("ring / quant over the mesh", ring / quant, 4.5, at_most=False)
 
-    def run(self, python: Optional[str]) -> bool:
+    def run(self, python: str | None) -> bool:
         free = self.service_seconds("dense", 16 << 20)
         self.network.drop(10000, self.folder)
         lossy = self.service_seconds("dense", 16 << 20)
         for worker in range(WORLD):
-            for space, device in ((self.network.server_space, f"s{worker}"), (self.network.space(worker), "w")):
+            for space, device in (
+                (self.network.server_space, f"s{worker}"),
+                (self.network.space(worker), "w"),
+            ):
                 self.network.inside(space, "ip", "link", "set", "dev", device, "xdpgeneric", "off")
         print(f"links without a limit, 16 MiB: dense {free:.3f} s, with 1 % loss {lossy:.3f} s")
-        self.judge("1 % loss both ways: goodput / loss-free goodput", free / lossy, 0.5, at_most=False)
+        self.judge(
+            "1 % loss both ways: goodput / loss-free goodput", free / lossy, 0.5, at_most=False
+        )
         self.limit_links()
         dense = self.service_seconds("dense")
         exact = self.service_seconds("exact", piece=4 << 20)
-        print(f"1 Gbit/s links, 64 MiB: dense {dense:.3f} s, exact at 5 % union in pieces of 4 MiB {exact:.3f} s")
+        print(
+            f"1 Gbit/s links, 64 MiB: dense {dense:.3f} s, exact at 5 % union in pieces of 4 MiB "
+            f"{exact:.3f} s"
+        )
         self.connect_workers()
         box = self.serve_behind_one_link()
         lone_dense = self.service_seconds("dense", server=box)
         lone_exact = self.service_seconds("exact", piece=4 << 20, server=box)
-        print(f"the server behind one such link: dense {lone_dense:.3f} s, exact {lone_exact:.3f} s")
+        print(
+            f"the server behind one such link: dense {lone_dense:.3f} s, exact {lone_exact:.3f} s"
+        )
         if python is not None:
             ring = self.ring_seconds(python)
-            print(f"Gloo's ring on the same links: {ring:.3f} s; with the server behind one link: dense / ring {lone_dense / ring:.2f}, "
-                  f"ring / exact {ring / lone_exact:.1f}")
+            print(
+                f"Gloo's ring on the same links: {ring:.3f} s; with the server behind one link: "
+                f"dense / ring {lone_dense / ring:.2f}, "
+                f"ring / exact {ring / lone_exact:.1f}"
+            )
             self.judge("dense over the service / ring", dense / ring, 0.8, at_most=True)
             self.judge("ring / exact over the service", ring / exact, 10, at_most=False)
             self.judge_mesh(ring)
@@ -160,7 +221,13 @@ def main() -> int:
         print("not run:", reason)
         return 0
     python = sys.argv[2] if len(sys.argv) > 2 else None
-    if python is None and subprocess.run([sys.executable, "-c", "import torch"], capture_output=True, check=False).returncode == 0:
+    if (
+        python is None
+        and subprocess.run(
+            [sys.executable, "-c", "import torch"], capture_output=True, check=False
+        ).returncode
+        == 0
+    ):
         python = sys.executable
     with tempfile.TemporaryDirectory() as folder:
         bars = Bars(sys.argv[1], Path(folder))

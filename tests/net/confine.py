@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a command as a systemd unit would, where no systemd runs: under the unit's system call filters (to which libseccomp and
-`systemd-analyze syscall-filter` give names), with its limits, no capabilities, a user of its own, and a read-only system but
-for the state directory. As root. Usage: confine.py UNIT STATE_DIRECTORY COMMAND..."""
+"""Runs a command as a systemd unit would, where no systemd runs: under the unit's system call
+filters (to which libseccomp and `systemd-analyze syscall-filter` give names), with its limits, no
+capabilities, a user of its own, and a read-only system but for the state directory. As root. Usage:
+confine.py UNIT STATE_DIRECTORY COMMAND...
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,6 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List, Set
 
 USER = 61234  # of the range that DynamicUser= takes from
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
@@ -27,8 +28,8 @@ PROT_WRITE, PROT_EXEC, SHM_EXEC = 2, 4, 0o100000
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def read_unit(path: Path) -> Dict[str, List[str]]:
-    settings: Dict[str, List[str]] = {}
+def read_unit(path: Path) -> dict[str, list[str]]:
+    settings: dict[str, list[str]] = {}
     for line in path.read_text().splitlines():
         if "=" in line and not line.startswith(("#", ";")):
             name, value = line.split("=", 1)
@@ -41,9 +42,11 @@ def check(result: int, what: str) -> None:
         raise OSError(ctypes.get_errno() or -result, what)
 
 
-def groups() -> Dict[str, List[str]]:
-    text = subprocess.run(["systemd-analyze", "syscall-filter"], capture_output=True, text=True, check=True).stdout
-    found: Dict[str, List[str]] = {}
+def groups() -> dict[str, list[str]]:
+    text = subprocess.run(
+        ["systemd-analyze", "syscall-filter"], capture_output=True, text=True, check=True
+    ).stdout
+    found: dict[str, list[str]] = {}
     name = ""
     for line in text.splitlines():
         if line.startswith("@"):
@@ -54,14 +57,14 @@ def groups() -> Dict[str, List[str]]:
     return found
 
 
-def allowed_calls(lines: List[str]) -> Set[str]:
+def allowed_calls(lines: list[str]) -> set[str]:
     """What is left of the lists of SystemCallFilter=, the first of which allows."""
     known = groups()
 
-    def expand(word: str) -> Set[str]:
+    def expand(word: str) -> set[str]:
         return set().union(*map(expand, known[word])) if word.startswith("@") else {word}
 
-    calls: Set[str] = set()
+    calls: set[str] = set()
     for line in lines:
         words = set().union(*map(expand, line.lstrip("~").split()))
         calls = calls - words if line.startswith("~") else calls | words
@@ -69,7 +72,12 @@ def allowed_calls(lines: List[str]) -> Set[str]:
 
 
 class Argument(ctypes.Structure):
-    _fields_ = (("number", ctypes.c_uint), ("op", ctypes.c_int), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64))
+    _fields_ = (
+        ("number", ctypes.c_uint),
+        ("op", ctypes.c_int),
+        ("a", ctypes.c_uint64),
+        ("b", ctypes.c_uint64),
+    )
 
 
 class Filter:
@@ -83,26 +91,33 @@ class Filter:
         if number < 0:  # not on this architecture
             return
         array = (Argument * len(arguments))(*arguments)
-        check(self.library.seccomp_rule_add_array(self.context, ctypes.c_uint32(action), number, len(arguments), array), call)
+        check(
+            self.library.seccomp_rule_add_array(
+                self.context, ctypes.c_uint32(action), number, len(arguments), array
+            ),
+            call,
+        )
 
     def load(self) -> None:
         check(self.library.seccomp_load(self.context), "seccomp")
 
 
-def call_filter(unit: Dict[str, List[str]]) -> Filter:
+def call_filter(unit: dict[str, list[str]]) -> Filter:
     calls = Filter(KILL)
     for call in allowed_calls(unit["SystemCallFilter"]):
         calls.rule(ALLOW, call)
     return calls
 
 
-def argument_filter(unit: Dict[str, List[str]]) -> Filter:
+def argument_filter(unit: dict[str, list[str]]) -> Filter:
     arguments = Filter(ALLOW)
     if unit.get("MemoryDenyWriteExecute") == ["yes"]:
         both = PROT_WRITE | PROT_EXEC
         arguments.rule(ERRNO | errno.EPERM, "mmap", Argument(2, MASKED_EQUAL, both, both))
         for call in ("mprotect", "pkey_mprotect"):
-            arguments.rule(ERRNO | errno.EPERM, call, Argument(2, MASKED_EQUAL, PROT_EXEC, PROT_EXEC))
+            arguments.rule(
+                ERRNO | errno.EPERM, call, Argument(2, MASKED_EQUAL, PROT_EXEC, PROT_EXEC)
+            )
         arguments.rule(ERRNO | errno.EPERM, "shmat", Argument(2, MASKED_EQUAL, SHM_EXEC, SHM_EXEC))
     if families := unit.get("RestrictAddressFamilies"):
         kept = {int(getattr(socket, name)) for name in families[0].split()}
@@ -113,8 +128,20 @@ def argument_filter(unit: Dict[str, List[str]]) -> Filter:
 
 
 def set_read_only(path: str, flags: int, on: bool) -> None:
-    attributes = (ctypes.c_uint64 * 4)(MOUNT_READ_ONLY if on else 0, 0 if on else MOUNT_READ_ONLY, 0, 0)
-    check(libc.syscall(MOUNT_SETATTR, AT_FDCWD, path.encode(), flags, ctypes.byref(attributes), ctypes.sizeof(attributes)), path)
+    attributes = (ctypes.c_uint64 * 4)(
+        MOUNT_READ_ONLY if on else 0, 0 if on else MOUNT_READ_ONLY, 0, 0
+    )
+    check(
+        libc.syscall(
+            MOUNT_SETATTR,
+            AT_FDCWD,
+            path.encode(),
+            flags,
+            ctypes.byref(attributes),
+            ctypes.sizeof(attributes),
+        ),
+        path,
+    )
 
 
 def protect_system(state: str) -> None:
@@ -131,7 +158,10 @@ def main() -> None:
     os.chown(state, USER, USER)
     if unit["ProtectSystem"] == ["strict"]:
         protect_system(state)
-    for name, limit in (("LimitNOFILE", resource.RLIMIT_NOFILE), ("LimitCORE", resource.RLIMIT_CORE)):
+    for name, limit in (
+        ("LimitNOFILE", resource.RLIMIT_NOFILE),
+        ("LimitCORE", resource.RLIMIT_CORE),
+    ):
         value = int(unit[name][0])
         resource.setrlimit(limit, (value, value))
     os.umask(int(unit["UMask"][0], 8))

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What loss costs on paths of 0.2 to 80 ms, against the same paths without loss: two workers, each behind a bad wire of its own
-(bad_wire.cc), answers checked. Medians of steps. Without --full, the part that takes a minute and a half.
-Usage: loss_bars.py PATH_OF_ADDEND PATH_OF_BAD_WIRE [--full]"""
+"""What loss costs on paths of 0.2 to 80 ms, against the same paths without loss: two workers, each
+behind a bad wire of its own (bad_wire.cc), answers checked. Medians of steps. Without --full, the
+part that takes a minute and a half. Usage: loss_bars.py PATH_OF_ADDEND PATH_OF_BAD_WIRE [--full]
+"""
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import tempfile
 from pathlib import Path
-from typing import Dict, Tuple
 
 from network import Network, Service, make_key, why_not
 
@@ -22,7 +23,9 @@ SHORT = {200: {256 * KIB: 60}, 2000: {256 * KIB: 40, 8 * MIB: 5}, 20000: {256 * 
 FULL = {us: {256 * KIB: 60, 8 * MIB: 9, 64 * MIB: 3} for us in (200, 2000, 20000, 80000)}
 
 
-def measure(addend: str, bad_wire: str, folder: Path, us: int, ppm: int, sizes: Dict[int, int]) -> Dict[Tuple[str, int], float]:
+def measure(
+    addend: str, bad_wire: str, folder: Path, us: int, ppm: int, sizes: dict[int, int]
+) -> dict[tuple[str, int], float]:
     """Seconds of a step, by codec and size."""
     network = Network(WORLD, (bad_wire, "--delay-us", us // 2, "--loss-ppm", ppm))
     try:
@@ -31,10 +34,19 @@ def measure(addend: str, bad_wire: str, folder: Path, us: int, ppm: int, sizes: 
         Service(network, addend, folder, f'[[tenant]]\nname = "lab"\nkey_file = "{key}"\n')
         seconds = {}
         for size, steps in sizes.items():
-            processes = [network.start(
-                network.space(worker), addend, "perf", "--reducer", "service", "--aggregator", f"10.77.{worker}.1:7700", "--identity",
-                "lab", "--key", key, "--workers", WORLD, "--worker", worker, "-b", size, "-e", size, "-w", 2, "-n", steps, "-c", "dense",
-                "-c", "exact", "--density", "0.05", "--overlap", "full", "--values", "integers", "--json") for worker in range(WORLD)]
+            processes = [
+                network.start(
+                    network.space(worker),
+                    addend,
+                    *shlex.split(
+                        f"perf --reducer service --aggregator 10.77.{worker}.1:7700 --identity "
+                        f"lab --key {key} --workers {WORLD} --worker {worker} -b {size} -e {size} "
+                        f"-w 2 -n {steps} -c dense -c exact --density 0.05 --overlap full "
+                        "--values integers --json"
+                    ),
+                )
+                for worker in range(WORLD)
+            ]
             outputs = [process.communicate(timeout=900) for process in processes]
             if any(process.returncode != 0 for process in processes):
                 raise RuntimeError(str(outputs))
@@ -55,13 +67,19 @@ def main() -> int:
     good = True
     with tempfile.TemporaryDirectory() as folder:
         for us, sizes in (FULL if "--full" in sys.argv else SHORT).items():
-            seconds = {ppm: measure(addend, bad_wire, Path(folder), us, ppm, sizes) for ppm in LOSSES}
+            seconds = {
+                ppm: measure(addend, bad_wire, Path(folder), us, ppm, sizes) for ppm in LOSSES
+            }
             for (codec, size), free in seconds[0].items():
                 for ppm, bar in list(LOSSES.items())[1:]:
                     ratio = free / seconds[ppm][codec, size]
                     good = good and ratio >= bar
-                    print(f"{us / 1000:5.1f} ms, {codec} {size // KIB:6} KiB, {ppm / 10000:.1f} % loss: {free * 1e3:8.1f} ms without, "
-                          f"goodput {ratio:5.2f} >= {bar} {'PASS' if ratio >= bar else 'FAIL'}", flush=True)
+                    print(
+                        f"{us / 1000:5.1f} ms, {codec} {size // KIB:6} KiB, {ppm / 10000:.1f} % "
+                        f"loss: {free * 1e3:8.1f} ms without, "
+                        f"goodput {ratio:5.2f} >= {bar} {'PASS' if ratio >= bar else 'FAIL'}",
+                        flush=True,
+                    )
     return 0 if good else 1
 
 

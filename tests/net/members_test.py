@@ -1,22 +1,26 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Who is in a job: workers that die, leave, come back, are waited for, or are there twice. Usage: members_test.py PATH_OF_ADDEND
-PATH_OF_SERVICE_WORKER"""
+"""Who is in a job: workers that die, leave, come back, are waited for, or are there twice. Usage:
+members_test.py PATH_OF_ADDEND PATH_OF_SERVICE_WORKER
+"""
 
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import unittest
 from pathlib import Path
-from typing import List
+from typing import Any
 
 from network import wait_until
 
-ADDEND, WORKER = (sys.argv.pop(1), sys.argv.pop(1)) if len(sys.argv) > 2 else ("addend", "service_worker")
+ADDEND, WORKER = (
+    (sys.argv.pop(1), sys.argv.pop(1)) if len(sys.argv) > 2 else ("addend", "service_worker")
+)
 WORLD = 3
 # Far less than the keep-alive of TCP takes, far more than a busy machine does.
 SOON_S = 10
@@ -30,46 +34,75 @@ class MembersTest(unittest.TestCase):
         self.key = self.folder / "lab.key"
         subprocess.run([ADDEND, "keygen", self.key], check=True, capture_output=True)
         self.config = self.folder / "serve.toml"
-        self.config.write_text(f'[server]\naddress = "127.0.0.1"\ncontrol_port = 0\ndata_port = 0\n[http]\nport = 0\n'
-                               f'[[tenant]]\nname = "lab"\nkey_file = "{self.key}"\n')
+        self.config.write_text(
+            f'[server]\naddress = "127.0.0.1"\ncontrol_port = 0\ndata_port = 0\n[http]\nport = 0\n'
+            f'[[tenant]]\nname = "lab"\nkey_file = "{self.key}"\n'
+        )
         self.log = self.folder / "log"
         with self.log.open("w") as log:
-            self.server = subprocess.Popen([ADDEND, "serve", "--config", self.config], stdout=subprocess.PIPE, stderr=log, text=True)
+            self.server = subprocess.Popen(
+                [ADDEND, "serve", "--config", self.config],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
         self.addCleanup(self.server.communicate)
         self.addCleanup(self.server.kill)
         assert self.server.stdout is not None
         self.control = "127.0.0.1:" + self.server.stdout.readline().split()[1]
 
-    def worker(self, number: int, mode: str = "planes") -> subprocess.Popen:
-        process = subprocess.Popen([WORKER, self.control, self.key.read_text().strip(), "ring", str(WORLD), str(number), mode],
-                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def worker(self, number: int, mode: str = "planes") -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [
+                WORKER,
+                self.control,
+                self.key.read_text().strip(),
+                "ring",
+                str(WORLD),
+                str(number),
+                mode,
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
         return process
 
-    def workers(self) -> List[subprocess.Popen]:
+    def workers(self) -> list[subprocess.Popen[str]]:
         processes = [self.worker(number) for number in range(WORLD)]
         self.step(processes)
         return processes
 
-    def release(self, processes: List[subprocess.Popen]) -> None:
+    def release(self, processes: list[subprocess.Popen[str]]) -> None:
         for process in processes:
             assert process.stdin is not None
             process.stdin.write("step\n")
             process.stdin.flush()
 
-    def step(self, processes: List[subprocess.Popen]) -> None:
+    def step(self, processes: list[subprocess.Popen[str]]) -> None:
         self.release(processes)
         for process in processes:
             assert process.stdout is not None
             self.assertRegex(process.stdout.readline(), r"^\d+ 0 0 0$")
 
-    def job(self) -> dict:
-        done = subprocess.run([ADDEND, "job", "list", "--json", "--aggregator", self.control, "--identity", "lab", "--key", self.key],
-                              capture_output=True, text=True, check=True, timeout=60)
+    def job(self) -> Any:
+        done = subprocess.run(
+            [
+                ADDEND,
+                *shlex.split(
+                    f"job list --json --aggregator {self.control} --identity lab --key {self.key}"
+                ),
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
         return (json.loads(done.stdout) or [{}])[0]
 
-    def fails(self, process: subprocess.Popen, words: str, seconds: float = SOON_S) -> None:
+    def fails(self, process: subprocess.Popen[str], words: str, seconds: float = SOON_S) -> None:
         self.assertIn(words, process.communicate(timeout=seconds)[0])
 
     def test_a_dead_worker_is_noticed_though_its_child_lives(self) -> None:
@@ -86,7 +119,10 @@ class MembersTest(unittest.TestCase):
         processes = self.workers()
         again = [self.worker(number) for number in range(WORLD)]
         for number, process in enumerate(again):
-            self.fails(process, f"invalid_argument worker {number} of job ring is there already, at 127.0.0.1:")
+            self.fails(
+                process,
+                f"invalid_argument worker {number} of job ring is there already, at 127.0.0.1:",
+            )
         self.step(processes)
         # Also while the job waits for some, and for one that hangs.
         for process in processes:
@@ -109,7 +145,10 @@ class MembersTest(unittest.TestCase):
 
     def test_those_who_are_waited_for_are_named(self) -> None:
         first = self.worker(1)
-        wait_until(lambda: self.job().get("waits_for") == [0, 2], "a job that waits for two workers to come")
+        wait_until(
+            lambda: self.job().get("waits_for") == [0, 2],
+            "a job that waits for two workers to come",
+        )
         processes = [self.worker(0), first, self.worker(2)]
         self.step(processes)
         self.assertEqual(self.job()["waits_for"], [])

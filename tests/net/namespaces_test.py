@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Server and workers as processes in namespaces of their own: loss, crashes, stalls, dead links, restarts, forgeries, greedy
-tenants. Usage: namespaces_test.py PATH_OF_ADDEND"""
+"""Server and workers as processes in namespaces of their own: loss, crashes, stalls, dead links,
+restarts, forgeries, greedy tenants. Usage: namespaces_test.py PATH_OF_ADDEND
+"""
 
 from __future__ import annotations
 
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import unittest
 from pathlib import Path
-from typing import List
+from typing import Any
 
 from network import Network, Service, make_key, wait_until, why_not
 
@@ -30,7 +32,11 @@ class NamespacesTest(unittest.TestCase):
         self.addCleanup(self.network.close)
         self.key = make_key(ADDEND, self.folder / "lab.key")
         self.other = make_key(ADDEND, self.folder / "other.key")
-        self.service = Service(self.network, ADDEND, self.folder, f'''
+        self.service = Service(
+            self.network,
+            ADDEND,
+            self.folder,
+            f'''
 [[tenant]]
 name = "lab"
 key_file = "{self.key}"
@@ -40,25 +46,45 @@ name = "greedy"
 key_file = "{self.other}"
 packets_per_s = 2000
 max_slots = 100
-''')
+''',
+        )
 
-    def worker(self, number: int, *extra: object, world: int = WORLD, tenant: str = "lab", key: Path | None = None,
-               iterations: int = 10, size: str = "1M", machine: int | None = None) -> subprocess.Popen:
+    def worker(
+        self,
+        number: int,
+        *extra: object,
+        world: int = WORLD,
+        tenant: str = "lab",
+        key: Path | None = None,
+        iterations: int = 10,
+        size: str = "1M",
+        machine: int | None = None,
+    ) -> subprocess.Popen[str]:
         machine = number if machine is None else machine
         return self.network.start(
-            self.network.space(machine), ADDEND, "perf", "--reducer", "service", "--aggregator", f"10.77.{machine}.1:7700", "--identity",
-            tenant, "--key", key or self.key, "--workers", world, "--worker", number, "-b", size, "-e", size, "-n", iterations,
-            "-c", "dense", "-c", "exact:values=reproducible", "--values", "integers", *extra)
+            self.network.space(machine),
+            ADDEND,
+            *shlex.split(
+                f"perf --reducer service --aggregator 10.77.{machine}.1:7700 --identity {tenant} "
+                "--key"
+            ),
+            key or self.key,
+            *shlex.split(
+                f"--workers {world} --worker {number} -b {size} -e {size} -n {iterations} -c "
+                "dense -c exact:values=reproducible --values integers"
+            ),
+            *extra,
+        )
 
-    def workers(self, *extra: object, **options) -> List[subprocess.Popen]:
+    def workers(self, *extra: object, **options: Any) -> list[subprocess.Popen[str]]:
         return [self.worker(number, *extra, **options) for number in range(WORLD)]
 
-    def finish(self, process: subprocess.Popen, seconds: float = 120) -> str:
+    def finish(self, process: subprocess.Popen[str], seconds: float = 120) -> str:
         out, err = process.communicate(timeout=seconds)
         self.assertEqual(process.returncode, 0, out + err)
         return out
 
-    def fails(self, process: subprocess.Popen, words: str, seconds: float = 30) -> None:
+    def fails(self, process: subprocess.Popen[str], words: str, seconds: float = 30) -> None:
         out, err = process.communicate(timeout=seconds)
         self.assertEqual(process.returncode, 1, out + err)
         self.assertIn(words, err)
@@ -93,8 +119,14 @@ max_slots = 100
             self.fails(processes[number], "worker 2 left the job")
 
     def test_a_stalled_worker_is_named_when_patience_ends(self) -> None:
-        self.network.inside(self.network.server_space, ADDEND, "job", "create", "default", "--workers", WORLD, "--patience", "1",
-                            "--aggregator", "127.0.0.1:7700", "--identity", "lab", "--key", self.key)
+        self.network.inside(
+            self.network.server_space,
+            ADDEND,
+            *shlex.split(
+                f"job create default --workers {WORLD} --patience 1 --aggregator 127.0.0.1:7700 "
+                f"--identity lab --key {self.key}"
+            ),
+        )
         processes = self.workers(iterations=100000)
         self.wait_for_turns()
         processes[1].send_signal(signal.SIGSTOP)
@@ -105,7 +137,7 @@ max_slots = 100
         processes = self.workers(iterations=40)
         self.wait_for_turns(1000)
         self.network.inside(self.network.server_space, "ip", "link", "set", "s3", "down")
-        seen: List[int] = []
+        seen: list[int] = []
 
         def stands_still() -> bool:
             seen.append(self.service.turns())
@@ -130,7 +162,10 @@ max_slots = 100
         again = self.worker(3, machine=0)
         for number in (0, 1, 2):
             self.fails(processes[number], "worker 3 left the job")
-        wait_until(lambda: [job["waits_for"] for job in self.service.status()["jobs"]] == [[0, 1, 2]], "a job with the new worker only")
+        wait_until(
+            lambda: [job["waits_for"] for job in self.service.status()["jobs"]] == [[0, 1, 2]],
+            "a job with the new worker only",
+        )
         self.assertIsNone(again.poll())
 
     def test_a_wrong_key_does_not_join(self) -> None:
@@ -139,17 +174,21 @@ max_slots = 100
     def test_garbage_is_counted_and_not_answered(self) -> None:
         processes = self.workers(iterations=40)
         self.wait_for_turns()
-        script = ("import os, socket\n"
-                  "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
-                  "s.settimeout(0.2)\n"
-                  "head = bytes([0xAD, 1, 1, 0]) + os.urandom(4) + bytes(6) + bytes([0, 4, 3, 1, 0, 16]) + bytes(4 + 7) + bytes([1])\n"
-                  "for i in range(3000):\n"
-                  "    s.sendto(os.urandom(i % 1400) if i % 2 else head + os.urandom(8 + 16), ('10.77.0.1', 7701))\n"
-                  "try:\n"
-                  "    s.recv(1)\n"
-                  "    print('answered')\n"
-                  "except TimeoutError:\n"
-                  "    print('silent')\n")
+        script = (
+            "import os, socket\n"
+            "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+            "s.settimeout(0.2)\n"
+            "head = bytes([0xAD, 1, 1, 0]) + os.urandom(4) + bytes(6) + bytes([0, 4, 3, 1, 0, "
+            "16]) + bytes(4 + 7) + bytes([1])\n"
+            "for i in range(3000):\n"
+            "    s.sendto(os.urandom(i % 1400) if i % 2 else head + os.urandom(8 + 16), "
+            "('10.77.0.1', 7701))\n"
+            "try:\n"
+            "    s.recv(1)\n"
+            "    print('answered')\n"
+            "except TimeoutError:\n"
+            "    print('silent')\n"
+        )
         done = self.network.inside(self.network.space(0), sys.executable, "-c", script)
         self.assertEqual(done.stdout.strip(), "silent")
         refused = self.service.refused()
@@ -159,18 +198,23 @@ max_slots = 100
             self.finish(process)
 
     def test_recorded_frames_are_of_no_use(self) -> None:
-        # A machine in the middle keeps contributions of worker 0 and sends them again when the job has moved on. Checksums are
-        # left to the device in what it sees, so it leaves them out.
-        opening = ("import socket\n"
-                   "s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))\n"
-                   "s.bind(('w', 3))\n"
-                   "s.settimeout(5)\n")
-        record = opening + ("kept = []\n"
-                            "while len(kept) < 400:\n"
-                            "    frame, origin = s.recvfrom(65536)\n"
-                            "    if origin[2] == socket.PACKET_OUTGOING and 1000 < len(frame) <= 1514 and frame[23] == 17:\n"
-                            "        kept.append(frame[:40] + bytes(2) + frame[42:])\n"
-                            f"open('{self.folder}/kept', 'w').write('\\n'.join(frame.hex() for frame in kept))\n")
+        # A machine in the middle keeps contributions of worker 0 and sends them again when the job
+        # has moved on. Checksums are left to the device in what it sees, so it leaves them out.
+        opening = (
+            "import socket\n"
+            "s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))\n"
+            "s.bind(('w', 3))\n"
+            "s.settimeout(5)\n"
+        )
+        record = opening + (
+            "kept = []\n"
+            "while len(kept) < 400:\n"
+            "    frame, origin = s.recvfrom(65536)\n"
+            "    if origin[2] == socket.PACKET_OUTGOING and 1000 < len(frame) <= 1514 and "
+            "frame[23] == 17:\n"
+            "        kept.append(frame[:40] + bytes(2) + frame[42:])\n"
+            f"open('{self.folder}/kept', 'w').write('\\n'.join(frame.hex() for frame in kept))\n"
+        )
         replay = opening + f"for line in open('{self.folder}/kept'): s.send(bytes.fromhex(line))\n"
         # Whole super-packets cannot be sent again from a packet socket.
         self.network.inside(self.network.space(0), "ip", "link", "set", "w", "gso_max_segs", 1)
@@ -180,13 +224,19 @@ max_slots = 100
         self.wait_for_turns(self.service.turns() + 5000)
         before = self.service.refused().get("turn", 0)
         self.network.inside(self.network.space(0), sys.executable, "-c", replay)
-        wait_until(lambda: self.service.refused().get("turn", 0) >= before + 300, "refusals of old turns")
+        wait_until(
+            lambda: self.service.refused().get("turn", 0) >= before + 300, "refusals of old turns"
+        )
         for process in processes:
             self.finish(process)
 
     def test_a_greedy_tenant_is_slowed_down_and_another_does_not_notice(self) -> None:
-        greedy = [self.worker(number, "--slots", "64", tenant="greedy", key=self.other, iterations=100000, world=2)
-                  for number in range(2)]
+        greedy = [
+            self.worker(
+                number, "--slots", "64", tenant="greedy", key=self.other, iterations=100000, world=2
+            )
+            for number in range(2)
+        ]
         wait_until(lambda: self.service.refused().get("rate", 0) > 100, "refusals by rate")
         for process in self.workers():
             self.finish(process)
@@ -194,7 +244,12 @@ max_slots = 100
         self.assertGreater(jobs["greedy"]["refused"]["rate"], 100)
         for process in greedy:
             self.assertIsNone(process.poll())
-        self.fails(self.worker(0, "--job", "big", "--slots", "101", tenant="greedy", key=self.other, world=1), "capacity")
+        self.fails(
+            self.worker(
+                0, "--job", "big", "--slots", "101", tenant="greedy", key=self.other, world=1
+            ),
+            "capacity",
+        )
 
 
 if __name__ == "__main__":

@@ -1,25 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Namespaces with one link from the server to each worker, as a switch would have them, and processes inside."""
+"""Namespaces with one link from the server to each worker, as a switch would have them, and
+processes inside.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Callable, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable
 
 HERE = Path(__file__).resolve().parent
 
 
-def run(*command: object, check: bool = True) -> subprocess.CompletedProcess:
-    return subprocess.run([str(word) for word in command], capture_output=True, text=True, check=check, timeout=60)
+def run(*command: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, check=check, timeout=60
+    )
 
 
-def why_not() -> Optional[str]:
+def why_not() -> str | None:
     """Why namespaces cannot be tested here, or None."""
     if os.geteuid() != 0:
         return "namespaces need root"
@@ -40,19 +46,23 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 30) ->
 
 
 class Network:
-    """Server namespace with addresses 10.77.W.1 and fd77:W::1 towards worker W, who has 10.77.W.2 and fd77:W::2."""
+    """Server namespace with addresses 10.77.W.1 and fd77:W::1 towards worker W, who has 10.77.W.2
+    and fd77:W::2.
+    """
 
     def __init__(self, workers: int, bad_wire: Sequence[object] = ()) -> None:
-        """Links are plain, or `bad_wire`: the program of that name with its options but the seed, which is another for each."""
+        """Links are plain, or `bad_wire`: the program of that name with its options but the seed,
+        which is another for each.
+        """
         # Namespaces outlive their maker, so one that is told to stop cleans up first.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         self.name = f"addend{os.getpid()}"
         self.workers, self.bad_wire = workers, bad_wire
         self.server_space = self.name + "s"
-        self.processes: List[subprocess.Popen] = []
+        self.processes: list[subprocess.Popen[str]] = []
         run("ip", "netns", "add", self.server_space)
         self.inside(self.server_space, "ip", "link", "set", "lo", "up")
-        self.hosts: List[str] = []
+        self.hosts: list[str] = []
         for worker in range(workers):
             self._link(self.space(worker), f"s{worker}", worker)
 
@@ -62,25 +72,40 @@ class Network:
         if self.bad_wire:
             self._start_wire(space, port, subnet)
         else:
-            run("ip", "link", "add", port, "netns", self.server_space, "type", "veth", "peer", "name", "w", "netns", space)
+            run(
+                *shlex.split(
+                    f"ip link add {port} netns {self.server_space} type veth peer name w netns "
+                    f"{space}"
+                ),
+            )
         for where, device, host in ((self.server_space, port, 1), (space, "w", 2)):
             self.inside(where, "ip", "addr", "add", f"10.77.{subnet}.{host}/24", "dev", device)
-            self.inside(where, "ip", "addr", "add", f"fd77:{subnet}::{host}/64", "dev", device, "nodad")
+            self.inside(
+                where, "ip", "addr", "add", f"fd77:{subnet}::{host}/64", "dev", device, "nodad"
+            )
             self.inside(where, "ip", "link", "set", device, "up")
 
     def _start_wire(self, space: str, port: str, seed: int) -> None:
         command = [*self.bad_wire, "--seed", seed + 1, f"{self.server_space}/{port}:{space}/w"]
-        process = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [str(word) for word in command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         self.processes.append(process)
         assert process.stdout is not None
         if process.stdout.readline() != "ready\n":
             raise RuntimeError("the wire did not start: " + process.communicate()[1])
         for where, device in ((self.server_space, port), (space, "w")):
-            # A window that leaves at once must find room: what overflows would be loss of another kind.
+            # A window that leaves at once must find room: what overflows would be loss of another
+            # kind.
             self.inside(where, "ip", "link", "set", device, "txqueuelen", 20000)
 
-    def add_host(self, port: str) -> Tuple[str, str]:
-        """One more namespace, behind the server namespace's device `port`, which forwards: its name and address."""
+    def add_host(self, port: str) -> tuple[str, str]:
+        """One more namespace, behind the server namespace's device `port`, which forwards: its name
+        and address.
+        """
         space, subnet = self.name + port, 200 + len(self.hosts)
         self._link(space, port, subnet)
         self.inside(space, "ip", "route", "add", "default", "via", f"10.77.{subnet}.1")
@@ -89,27 +114,42 @@ class Network:
     def space(self, worker: int) -> str:
         return f"{self.name}w{worker}"
 
-    def inside(self, space: str, *command: object) -> subprocess.CompletedProcess:
+    def inside(self, space: str, *command: object) -> subprocess.CompletedProcess[str]:
         return run("ip", "netns", "exec", space, *command)
 
-    def start(self, space: str, *command: object) -> subprocess.Popen:
-        process = subprocess.Popen(["ip", "netns", "exec", space, *map(str, command)], stdout=subprocess.PIPE,
-                                   stderr=subprocess.PIPE, text=True)
+    def start(self, space: str, *command: object) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            ["ip", "netns", "exec", space, *map(str, command)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         self.processes.append(process)
         return process
 
-    def ends(self, worker: int) -> List[Tuple[str, str]]:
+    def ends(self, worker: int) -> list[tuple[str, str]]:
         """Namespace and device of both ends of a worker's link: the server's, then its own."""
         return [(self.server_space, f"s{worker}"), (self.space(worker), "w")]
 
-    def drop(self, ppm: int, folder: Path, at: Optional[Iterable[Tuple[str, str]]] = None) -> None:
-        """Loses datagrams that arrive at these ends of links; in both directions of every link if none are named."""
+    def drop(self, ppm: int, folder: Path, at: Iterable[tuple[str, str]] | None = None) -> None:
+        """Loses datagrams that arrive at these ends of links; in both directions of every link if
+        none are named.
+        """
         program = folder / f"drop{ppm}.o"
-        run("clang-14", "-O2", "-target", "bpf", f"-DDROP_PPM={ppm}", "-I/usr/include/x86_64-linux-gnu", "-c",
-            HERE / "drop.bpf.c", "-o", program)
+        run(
+            *shlex.split(
+                f"clang-14 -O2 -target bpf -DDROP_PPM={ppm} -I/usr/include/x86_64-linux-gnu -c"
+            ),
+            HERE / "drop.bpf.c",
+            "-o",
+            program,
+        )
         everywhere = [end for worker in range(self.workers) for end in self.ends(worker)]
         for space, device in everywhere if at is None else at:
-            self.inside(space, "ip", "link", "set", "dev", device, "xdpgeneric", "obj", program, "sec", "xdp")
+            self.inside(
+                space,
+                *shlex.split(f"ip link set dev {device} xdpgeneric obj {program} sec xdp"),
+            )
 
     def close(self) -> None:
         for process in self.processes:
@@ -123,14 +163,16 @@ class Network:
 class Service:
     """`addend serve` in the server's namespace, or another."""
 
-    def __init__(self, network: Network, addend: str, folder: Path, tenants: str, space: Optional[str] = None) -> None:
+    def __init__(
+        self, network: Network, addend: str, folder: Path, tenants: str, space: str | None = None
+    ) -> None:
         self.network, self.addend, self.folder = network, addend, folder
         self.space = space or network.server_space
         self.config = folder / "serve.toml"
         self.config.write_text('[server]\ndrain_s = 1\n[http]\naddress = "0.0.0.0"\n' + tenants)
         self.process = self._start()
 
-    def _start(self) -> subprocess.Popen:
+    def _start(self) -> subprocess.Popen[str]:
         process = self.network.start(self.space, self.addend, "serve", "--config", self.config)
         assert process.stdout is not None
         if not process.stdout.readline().startswith("control"):
@@ -142,14 +184,14 @@ class Service:
         self.process.communicate()
         self.process = self._start()
 
-    def status(self) -> dict:
+    def status(self) -> Any:
         done = self.network.inside(self.space, "curl", "-s", "http://127.0.0.1:7780/status.json")
         return json.loads(done.stdout)
 
     def turns(self) -> int:
         return sum(job["turns"] for job in self.status()["jobs"])
 
-    def refused(self) -> dict:
+    def refused(self) -> dict[str, int]:
         status = self.status()
         total = dict(status["refused"])
         for job in status["jobs"]:

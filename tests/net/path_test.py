@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Paths that carry less than Ethernet does, or no datagrams at all: one worker's link is short or closed, in namespaces.
-Usage: path_test.py PATH_OF_ADDEND"""
+"""Paths that carry less than Ethernet does, or no datagrams at all: one worker's link is short or
+closed, in namespaces. Usage: path_test.py PATH_OF_ADDEND
+"""
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
 import unittest
 from pathlib import Path
-from typing import List
+from typing import Any
 
 from network import Network, Service, make_key, wait_until, why_not
 
@@ -31,19 +33,38 @@ class PathTest(unittest.TestCase):
         self.addCleanup(self.network.close)
         self.server_end, self.worker_end = self.network.ends(ODD)
         self.key = make_key(ADDEND, self.folder / "lab.key")
-        self.service = Service(self.network, ADDEND, self.folder, f'[[tenant]]\nname = "lab"\nkey_file = "{self.key}"\n')
+        self.service = Service(
+            self.network,
+            ADDEND,
+            self.folder,
+            f'[[tenant]]\nname = "lab"\nkey_file = "{self.key}"\n',
+        )
 
-    def set_mtu(self, end: tuple, mtu: int) -> None:
+    def set_mtu(self, end: tuple[str, str], mtu: int) -> None:
         space, device = end
         self.network.inside(space, "ip", "link", "set", device, "mtu", mtu)
 
-    def start(self, host: str = "10.77.{}.1", iterations: int = 100000) -> List[subprocess.Popen]:
-        return [self.network.start(
-            self.network.space(number), ADDEND, "perf", "--reducer", "service", "--aggregator", host.format(number) + ":7700",
-            "--identity", "lab", "--key", self.key, "--workers", WORLD, "--worker", number, "-b", "256K", "-e", "256K", "-n", iterations,
-            "-c", "dense", "--values", "integers") for number in range(WORLD)]
+    def start(
+        self, host: str = "10.77.{}.1", iterations: int = 100000
+    ) -> list[subprocess.Popen[str]]:
+        return [
+            self.network.start(
+                self.network.space(number),
+                ADDEND,
+                "perf",
+                "--reducer",
+                "service",
+                "--aggregator",
+                host.format(number) + ":7700",
+                *shlex.split(
+                    f"--identity lab --key {self.key} --workers {WORLD} --worker {number} -b 256K "
+                    f"-e 256K -n {iterations} -c dense --values integers"
+                ),
+            )
+            for number in range(WORLD)
+        ]
 
-    def runs(self, payload: int, **options) -> None:
+    def runs(self, payload: int, **options: Any) -> None:
         """Steps go by, in frames of that payload."""
         processes = self.start(**options)
         wait_until(lambda: self.service.turns() > 2000, "turns at the server", 20)
@@ -51,7 +72,7 @@ class PathTest(unittest.TestCase):
         for process in processes:
             self.assertIsNone(process.poll())
 
-    def all_fail(self, processes: List[subprocess.Popen], *words: str) -> None:
+    def all_fail(self, processes: list[subprocess.Popen[str]], *words: str) -> None:
         """Each with the words that are its own."""
         for process, own in zip(processes, words):
             out, err = process.communicate(timeout=20)
@@ -79,26 +100,41 @@ class PathTest(unittest.TestCase):
     def test_a_worker_whose_datagrams_are_lost_is_named_to_all(self) -> None:
         self.network.drop(1000000, self.folder, [self.server_end])
         begun = time.monotonic()
-        self.all_fail(self.start(), *[f"worker {ODD}'s datagrams do not arrive at the server: UDP port 7701 blocked?"] * WORLD)
+        self.all_fail(
+            self.start(),
+            *[f"worker {ODD}'s datagrams do not arrive at the server: UDP port 7701 blocked?"]
+            * WORLD,
+        )
         # Without a probe this takes the workers' deadline, which is a minute.
         self.assertLess(time.monotonic() - begun, 20)
 
     def test_so_is_one_that_hears_nothing(self) -> None:
         self.network.drop(1000000, self.folder, [self.worker_end])
-        self.all_fail(self.start(), *[f"the server's datagrams do not arrive at worker {ODD}: UDP port"] * WORLD)
+        self.all_fail(
+            self.start(),
+            *[f"the server's datagrams do not arrive at worker {ODD}: UDP port"] * WORLD,
+        )
 
     def test_a_link_that_shrinks_at_the_worker_is_told_in_words(self) -> None:
         processes = self.start()
         wait_until(lambda: self.service.turns() > 500, "turns at the server")
         self.set_mtu(self.worker_end, 1280)
-        self.all_fail(processes, *[f"worker {ODD} left the job"] * ODD,
-                      f"the path to the aggregator at 10.77.{ODD}.1:7701 no longer carries datagrams of 1448 bytes: its MTU has shrunk")
+        self.all_fail(
+            processes,
+            *[f"worker {ODD} left the job"] * ODD,
+            f"the path to the aggregator at 10.77.{ODD}.1:7701 no longer carries datagrams of "
+            "1448 bytes: its MTU has shrunk",
+        )
 
     def test_a_link_that_shrinks_at_the_server_is_told_to_all_and_counted(self) -> None:
         processes = self.start()
         wait_until(lambda: self.service.turns() > 500, "turns at the server")
         self.set_mtu(self.server_end, 1280)
-        self.all_fail(processes, *[f"the path from the server to worker {ODD} no longer carries the job's datagrams"] * WORLD)
+        self.all_fail(
+            processes,
+            *[f"the path from the server to worker {ODD} no longer carries the job's datagrams"]
+            * WORLD,
+        )
         self.assertGreater(self.service.status()["too_long"], 0)
 
 

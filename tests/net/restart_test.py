@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A server that is stopped, killed, started again and told to read its files anew while workers, each a process, sum through it.
-Usage: restart_test.py PATH_OF_ADDEND PATH_OF_SERVICE_WORKER"""
+"""A server that is stopped, killed, started again and told to read its files anew while workers,
+each a process, sum through it. Usage: restart_test.py PATH_OF_ADDEND PATH_OF_SERVICE_WORKER
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import random
+import shlex
 import signal
 import stat
 import subprocess
@@ -15,20 +17,25 @@ import sys
 import tempfile
 import unittest
 import urllib.request
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Iterable, List
+from typing import Any
 
 from network import wait_until
 
-ADDEND, WORKER = (sys.argv.pop(1), sys.argv.pop(1)) if len(sys.argv) > 2 else ("addend", "service_worker")
+ADDEND, WORKER = (
+    (sys.argv.pop(1), sys.argv.pop(1)) if len(sys.argv) > 2 else ("addend", "service_worker")
+)
 WORLD = 3
 SEED = int(os.environ.get("ADDEND_RESTART_SEED", "1"))
 STEPS = 4  # around an interruption
 ROUNDS = int(os.environ.get("ADDEND_RESTART_ROUNDS", "2"))  # of each kind of interruption
 
 
-def addend(*arguments: object) -> subprocess.CompletedProcess:
-    return subprocess.run([ADDEND, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=120)
+def addend(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [ADDEND, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=120
+    )
 
 
 class RestartTest(unittest.TestCase):
@@ -44,18 +51,32 @@ class RestartTest(unittest.TestCase):
         self.address = f"127.{100 + os.getpid() % 100}.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
         self.control = self.http = "0"
         self.log = self.folder / "log"
-        self.server: subprocess.Popen | None = None
+        self.server: subprocess.Popen[str] | None = None
         self.addCleanup(self.kill)
 
     def configure(self, extra: str = "", server: str = "") -> None:
         (self.folder / "serve.toml").write_text(
-            f'[server]\naddress = "{self.address}"\ncontrol_port = {self.control}\ndata_port = 0\n{server}\n'
-            f'[http]\nport = {self.http}\n[[tenant]]\nname = "lab"\nkey_file = "{self.key}"\n{extra}\n')
+            f'[server]\naddress = "{self.address}"\ncontrol_port = {self.control}\n'
+            f"data_port = 0\n{server}\n"
+            f'[http]\nport = {self.http}\n[[tenant]]\nname = "lab"\nkey_file = "{self.key}"\n'
+            f"{extra}\n"
+        )
 
-    def launch(self) -> subprocess.Popen:
+    def launch(self) -> subprocess.Popen[str]:
         with self.log.open("a") as log:
-            return subprocess.Popen([ADDEND, "serve", "--config", self.folder / "serve.toml", "--state-dir", self.state],
-                                    stdout=subprocess.PIPE, stderr=log, text=True)
+            return subprocess.Popen(
+                [
+                    ADDEND,
+                    "serve",
+                    "--config",
+                    self.folder / "serve.toml",
+                    "--state-dir",
+                    self.state,
+                ],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
 
     def start(self) -> None:
         self.server = self.launch()
@@ -83,59 +104,97 @@ class RestartTest(unittest.TestCase):
         self.server.send_signal(signal.SIGHUP)
         wait_until(lambda: self.logged(expected) > before, expected)
 
-    def access(self, key: Path | None = None, identity: str = "lab") -> List[object]:
-        return ["--aggregator", f"{self.address}:{self.control}", "--identity", identity, "--key", key or self.key]
+    def access(self, key: Path | None = None, identity: str = "lab") -> list[object]:
+        return [
+            "--aggregator",
+            f"{self.address}:{self.control}",
+            "--identity",
+            identity,
+            "--key",
+            key or self.key,
+        ]
 
-    def jobs(self) -> list:
+    def jobs(self) -> Any:
         done = addend("job", "list", "--json", *self.access())
         self.assertEqual(done.returncode, 0, done.stderr)
         return json.loads(done.stdout)
 
-    def status(self) -> dict:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.http}/status.json", timeout=10) as page:
+    def status(self) -> Any:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{self.http}/status.json", timeout=10
+        ) as page:
             return json.loads(page.read().decode())
 
     def turns(self) -> int:
         return sum(job["turns"] for job in self.status()["jobs"])
 
-    def run_process(self, *command: object) -> subprocess.Popen:
-        process = subprocess.Popen([str(word) for word in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                   stderr=subprocess.PIPE, text=True)
+    def run_process(self, *command: object) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [str(word) for word in command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
         return process
 
     def create(self, *words: object) -> None:
-        done = addend("job", "create", "ring", "--workers", WORLD, *words, "--job-key", self.job_key, *self.access())
+        done = addend(
+            "job",
+            "create",
+            "ring",
+            "--workers",
+            WORLD,
+            *words,
+            "--job-key",
+            self.job_key,
+            *self.access(),
+        )
         self.assertEqual(done.returncode, 0, done.stderr)
 
-    def perf(self, iterations: int, key: Path | None = None, identity: str = "lab/ring") -> List[subprocess.Popen]:
+    def perf(
+        self, iterations: int, key: Path | None = None, identity: str = "lab/ring"
+    ) -> list[subprocess.Popen[str]]:
         """Check the last sum of each codec."""
-        return [self.run_process(ADDEND, "perf", "--reducer", "service", "--workers", WORLD, "--worker", number, "-b", "512K", "-e",
-                                 "512K", "-c", "dense", "-c", "exact:values=reproducible", "-c", "quant:carrier=indices", "--values",
-                                 "integers", "--json", "--job", "ring", "-n", iterations, *self.access(key or self.job_key, identity))
-                for number in range(WORLD)]
+        return [
+            self.run_process(
+                ADDEND,
+                *shlex.split(
+                    f"perf --reducer service --workers {WORLD} --worker {number} -b 512K -e 512K "
+                    "-c dense -c exact:values=reproducible -c quant:carrier=indices --values "
+                    f"integers --json --job ring -n {iterations}"
+                ),
+                *self.access(key or self.job_key, identity),
+            )
+            for number in range(WORLD)
+        ]
 
-    def finish(self, processes: List[subprocess.Popen]) -> None:
+    def finish(self, processes: list[subprocess.Popen[str]]) -> None:
         for number, process in enumerate(processes):
             out, err = process.communicate(timeout=240)
             self.assertEqual(process.returncode, 0, out + err + self.log.read_text()[-4000:])
             if number == 0:
                 self.assertEqual([row["wrong"] for row in json.loads(out)["results"]], [0, 0, 0])
 
-    def workers(self, numbers: Iterable[int] = range(WORLD)) -> List[subprocess.Popen]:
+    def workers(self, numbers: Iterable[int] = range(WORLD)) -> list[subprocess.Popen[str]]:
         """Check every lane of every step."""
         key = self.job_key.read_text().strip()
-        return [self.run_process(WORKER, f"{self.address}:{self.control}", key, "lab/ring", WORLD, number, "planes")
-                for number in numbers]
+        return [
+            self.run_process(
+                WORKER, f"{self.address}:{self.control}", key, "lab/ring", WORLD, number, "planes"
+            )
+            for number in numbers
+        ]
 
-    def release(self, processes: List[subprocess.Popen], steps: int) -> None:
+    def release(self, processes: list[subprocess.Popen[str]], steps: int) -> None:
         for process in processes:
             assert process.stdin is not None
             process.stdin.write("step\n" * steps)
             process.stdin.flush()
 
-    def take_step(self, process: subprocess.Popen, step: int) -> None:
+    def take_step(self, process: subprocess.Popen[str], step: int) -> None:
         assert process.stdout is not None
         self.assertEqual(process.stdout.readline(), f"{step} 0 0 0\n", self.log.read_text()[-4000:])
 
@@ -163,9 +222,12 @@ class RestartTest(unittest.TestCase):
             self.take_step(processes[0], number * STEPS)
             self.interrupt(kind)  # in the middle of the others
             for step in range(number * STEPS, (number + 1) * STEPS):
-                for process in processes[1 if step == number * STEPS else 0:]:
+                for process in processes[1 if step == number * STEPS else 0 :]:
                     self.take_step(process, step)
-        self.assertEqual([(job["job"], job["slots"], job["joined"]) for job in self.jobs()], [("ring", 64, WORLD)])
+        self.assertEqual(
+            [(job["job"], job["slots"], job["joined"]) for job in self.jobs()],
+            [("ring", 64, WORLD)],
+        )
 
     def test_jobs_of_their_workers_go_on_too(self) -> None:
         self.configure()
@@ -201,7 +263,10 @@ class RestartTest(unittest.TestCase):
         self.create()
         processes = self.workers(range(WORLD - 1))
         for how in (signal.SIGTERM, signal.SIGKILL):
-            wait_until(lambda: self.jobs()[0]["waits_for"] == [WORLD - 1], "a job that waits for its last worker")
+            wait_until(
+                lambda: self.jobs()[0]["waits_for"] == [WORLD - 1],
+                "a job that waits for its last worker",
+            )
             self.end(how)
             self.start()
         processes += self.workers(range(WORLD - 1, WORLD))
@@ -218,8 +283,13 @@ class RestartTest(unittest.TestCase):
         self.assertEqual(addend("job", "drain", "ring", *self.access()).returncode, 0)
         self.end(signal.SIGTERM)
         self.start()
-        self.assertIn("draining", addend("perf", "--reducer", "service", "--workers", WORLD, "--worker", 0, "--job", "ring",
-                                         *self.access()).stderr)
+        self.assertIn(
+            "draining",
+            addend(
+                *shlex.split(f"perf --reducer service --workers {WORLD} --worker 0 --job ring"),
+                *self.access(),
+            ).stderr,
+        )
         self.finish(processes)
         wait_until(lambda: self.jobs() == [], "a server without jobs")
         self.end(signal.SIGTERM)
@@ -238,7 +308,10 @@ class RestartTest(unittest.TestCase):
         self.start()
         self.release(processes, 1)
         for process in processes:
-            self.assertIn("unavailable the aggregator is gone; a job with a quorum does not go on after that", process.communicate(timeout=60)[0])
+            self.assertIn(
+                "unavailable the aggregator is gone; a job with a quorum does not go on after that",
+                process.communicate(timeout=60)[0],
+            )
         # New ones find the job as it was: two go on without the third.
         processes = self.workers()
         self.release(processes, 1)
@@ -269,17 +342,30 @@ class RestartTest(unittest.TestCase):
         self.start()
         other = self.folder / "other.key"
         self.assertEqual(addend("keygen", other).returncode, 0)
-        self.configure(f'max_slots = 600\n[[tenant]]\nname = "other"\nkey_file = "{other}"', server="threads = 2")
+        self.configure(
+            f'max_slots = 600\n[[tenant]]\nname = "other"\nkey_file = "{other}"',
+            server="threads = 2",
+        )
         self.assertEqual(addend("job", "list", *self.access(other, "other")).returncode, 1)
         self.reload("reloaded tenants=2")
-        self.assertRegex(self.log.read_text(), "some settings change only with a restart settings=.*threads")
-        self.assertEqual(addend("job", "create", "theirs", "--workers", 1, *self.access(other, "other")).returncode, 0)
+        self.assertRegex(
+            self.log.read_text(), "some settings change only with a restart settings=.*threads"
+        )
+        self.assertEqual(
+            addend(
+                "job", "create", "theirs", "--workers", 1, *self.access(other, "other")
+            ).returncode,
+            0,
+        )
         self.create("--slots", 600)
         refused = addend("job", "create", "more", "--workers", 1, "--slots", 1, *self.access())
         self.assertIn("would have 601 slots", refused.stderr)
         self.configure()
         self.reload("reloaded tenants=1")
-        wait_until(lambda: len(self.status()["jobs"]) == 1, "a server without the jobs of the tenant that is gone")
+        wait_until(
+            lambda: len(self.status()["jobs"]) == 1,
+            "a server without the jobs of the tenant that is gone",
+        )
         self.assertEqual(addend("job", "list", *self.access(other, "other")).returncode, 1)
         # A key that was exchanged: who has the new one gets in, who has the old one does not.
         self.key.unlink()
@@ -288,7 +374,9 @@ class RestartTest(unittest.TestCase):
         self.reload("reloaded tenants=1")
         self.assertEqual(len(self.jobs()), 1)
 
-    def test_damaged_state_is_refused_by_name_and_the_old_one_survives_a_crash_in_the_middle(self) -> None:
+    def test_damaged_state_is_refused_by_name_and_the_old_one_survives_a_crash_in_the_middle(
+        self,
+    ) -> None:
         self.configure()
         self.start()
         self.create()
@@ -296,7 +384,7 @@ class RestartTest(unittest.TestCase):
         kept = self.state / "jobs"
         whole = kept.read_bytes()
         rng = random.Random(SEED)
-        cuts = [whole[:rng.randrange(len(whole))] for _ in range(3)] + [b"", whole + b"x"]
+        cuts = [whole[: rng.randrange(len(whole))] for _ in range(3)] + [b"", whole + b"x"]
         for damaged in [*cuts, bytes([*whole[:40], whole[40] ^ 1, *whole[41:]])]:
             kept.write_bytes(damaged)
             before = self.log.stat().st_size

@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs come and go, steps go on and on; neither the server's nor a worker's memory may grow. Jobs come for ADDEND_SOAK_SECONDS
-(20), until ADDEND_SOAK_JOBS (0) of them are done and until the server has received ADDEND_SOAK_PACKETS (0), whichever comes last;
-says how far it is every half minute.
-Usage: soak_test.py PATH_OF_ADDEND"""
+"""Jobs come and go, steps go on and on; neither the server's nor a worker's memory may grow. Jobs
+come for ADDEND_SOAK_SECONDS (20), until ADDEND_SOAK_JOBS (0) of them are done and until the server
+has received ADDEND_SOAK_PACKETS (0), whichever comes last; says how far it is every half minute.
+Usage: soak_test.py PATH_OF_ADDEND
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -23,7 +26,10 @@ JOBS = int(os.environ.get("ADDEND_SOAK_JOBS", "0"))
 PACKETS = int(os.environ.get("ADDEND_SOAK_PACKETS", "0"))
 MIB = 1 << 20
 WORKERS, SIZE = 4, 256 << 10
-SMALL, LARGE = 64, 1408  # bytes of a frame's lanes: most jobs have many small frames, some have large ones
+SMALL, LARGE = (
+    64,
+    1408,
+)  # bytes of a frame's lanes: most jobs have many small frames, some have large ones
 PROGRESS_S = 30
 FEW, MANY = 200, 1200  # steps
 
@@ -34,8 +40,12 @@ class SoakTest(unittest.TestCase):
         self.addCleanup(scratch.cleanup)
         self.key = Path(scratch.name) / "key"
         subprocess.run([ADDEND, "keygen", self.key], check=True, capture_output=True)
-        self.server = subprocess.Popen([ADDEND, "serve", "--key", self.key, "--port", "0", "--address", "127.0.0.1"],
-                                       stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.server = subprocess.Popen(
+            [ADDEND, "serve", "--key", self.key, "--port", "0", "--address", "127.0.0.1"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
         self.addCleanup(self.stop)
         assert self.server.stdout is not None
         words = self.server.stdout.readline().split()
@@ -45,12 +55,25 @@ class SoakTest(unittest.TestCase):
         self.server.send_signal(signal.SIGTERM)
         self.server.communicate(timeout=60)
 
-    def perf(self, job: str, iterations: int, size: int, payload: int = LARGE) -> subprocess.Popen:
-        command = [ADDEND, "perf", "--reducer", "service", "--aggregator", f"127.0.0.1:{self.control}", "--key", self.key, "--job", job,
-                   "-b", size, "-e", size, "-w", 1, "-n", iterations, "-c", "dense", "--workers", WORKERS, "--payload", payload]
-        return subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def perf(
+        self, job: str, iterations: int, size: int, payload: int = LARGE
+    ) -> subprocess.Popen[str]:
+        command = [
+            ADDEND,
+            *shlex.split(
+                f"perf --reducer service --aggregator 127.0.0.1:{self.control} --key {self.key} "
+                f"--job {job} -b {size} -e {size} -w 1 -n {iterations} -c dense --workers "
+                f"{WORKERS} --payload {payload}"
+            ),
+        ]
+        return subprocess.Popen(
+            [str(word) for word in command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
-    def finish(self, process: subprocess.Popen) -> None:
+    def finish(self, process: subprocess.Popen[str]) -> None:
         out, err = process.communicate(timeout=300)
         self.assertEqual(process.returncode, 0, out + err)
 
@@ -82,24 +105,37 @@ class SoakTest(unittest.TestCase):
             packets = self.metric("addend_received_packets_total")
             if time.monotonic() >= said + PROGRESS_S:
                 said = time.monotonic()
-                print(f"{said - start:.0f} s: {jobs} jobs, {packets:.0f} packets, memory grew by "
-                      f"{(self.resident_bytes() - before) / MIB:.2f} MiB", flush=True)
+                print(
+                    f"{said - start:.0f} s: {jobs} jobs, {packets:.0f} packets, memory grew by "
+                    f"{(self.resident_bytes() - before) / MIB:.2f} MiB",
+                    flush=True,
+                )
         grown = self.resident_bytes() - before
-        print(f"{jobs} jobs, {packets:.0f} packets, memory {before / MIB:.2f} MiB grew by {grown / MIB:.2f} MiB")
+        print(
+            f"{jobs} jobs, {packets:.0f} packets, memory {before / MIB:.2f} MiB grew by "
+            f"{grown / MIB:.2f} MiB"
+        )
         self.assertLess(grown, 2 * MIB)
         self.assertEqual(self.metric("addend_jobs"), 0)
 
     def steps(self, count: int, *arguments: object) -> tuple[int, list[tuple[int, int]]]:
-        """The most memory of workers in one process, and the threads and descriptors it had, in the order of time."""
-        command = [ADDEND, "perf", "--workers", WORKERS, "-b", "16K", "-e", "16K", "-w", 1, "-n", count,
-                   "-c", "exact:mode=packed", "-c", "quant:bits=4,feedback=float", *arguments]
+        """The most memory of workers in one process, and the threads and descriptors it had, in the
+        order of time.
+        """
+        command = [
+            ADDEND,
+            *shlex.split(
+                f"perf --workers {WORKERS} -b 16K -e 16K -w 1 -n {count} -c exact:mode=packed -c "
+                "quant:bits=4,feedback=float"
+            ),
+            *arguments,
+        ]
         process = subprocess.Popen([str(word) for word in command], stdout=subprocess.DEVNULL)
         held = []
         while True:
-            try:
-                held.append(tuple(len(os.listdir(f"/proc/{process.pid}/{what}")) for what in ("task", "fd")))
-            except OSError:
-                pass  # it has ended
+            with contextlib.suppress(OSError):  # it has ended
+                folder = Path(f"/proc/{process.pid}")
+                held.append((len(os.listdir(folder / "task")), len(os.listdir(folder / "fd"))))
             ended, status, usage = os.wait4(process.pid, os.WNOHANG)
             if ended:
                 break
@@ -111,8 +147,11 @@ class SoakTest(unittest.TestCase):
     def check_steps(self, name: str, *arguments: object) -> None:
         before, _ = self.steps(FEW, *arguments)
         after, held = self.steps(MANY, *arguments)
-        print(f"{name}: {before / MIB:.2f} MiB after {FEW} steps, {after / MIB:.2f} after {MANY}; at most {max(held)} threads and "
-              "descriptors")
+        print(
+            f"{name}: {before / MIB:.2f} MiB after {FEW} steps, {after / MIB:.2f} after {MANY}; "
+            f"at most {max(held)} threads and "
+            "descriptors"
+        )
         self.assertLess(after - before, 4 * MIB)  # runs of equal length differ by 1
         half = len(held) // 2
         for early, late in zip(zip(*held[:half]), zip(*held[half:])):
@@ -120,8 +159,13 @@ class SoakTest(unittest.TestCase):
 
     def test_memory_does_not_grow_with_steps(self) -> None:
         self.check_steps("local workers")
-        self.check_steps("workers of a server", "--reducer", "service", "--aggregator", f"127.0.0.1:{self.control}", "--key", self.key,
-                         "--job", "steps")
+        self.check_steps(
+            "workers of a server",
+            *shlex.split(
+                f"--reducer service --aggregator 127.0.0.1:{self.control} --key {self.key} --job "
+                "steps"
+            ),
+        )
 
     def test_eight_jobs_fit_in_64_mib(self) -> None:
         jobs = [self.perf(f"job{i}", 5, 4 << 20) for i in range(8)]

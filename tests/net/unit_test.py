@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The packaged systemd unit: what it lets the server do, and with which credentials. Usage: unit_test.py PATH_OF_ADDEND"""
+"""The packaged systemd unit: what it lets the server do, and with which credentials. Usage:
+unit_test.py PATH_OF_ADDEND
+"""
 
 from __future__ import annotations
 
 import ctypes.util
 import json
 import os
+import shlex
 import shutil
 import signal
 import struct
@@ -15,7 +18,6 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
-from typing import List
 
 from confine import USER, read_unit
 
@@ -39,8 +41,13 @@ class UnitTest(unittest.TestCase):
     def test_it_exposes_little(self) -> None:
         if shutil.which("systemd-analyze") is None:
             self.skipTest("no systemd-analyze to look at the unit with")
-        done = subprocess.run(["systemd-analyze", "security", "--offline=true", "--threshold=15", str(UNIT)], capture_output=True,
-                              text=True, check=False, timeout=60)
+        done = subprocess.run(
+            ["systemd-analyze", "security", "--offline=true", "--threshold=15", str(UNIT)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
         self.assertEqual(done.returncode, 0, done.stdout[-2000:] + done.stderr)
 
 
@@ -60,9 +67,17 @@ class ConfinedTest(unittest.TestCase):
         subprocess.run([ADDEND, "keygen", self.key], check=True, capture_output=True)
 
     def hand_over_key(self) -> None:
-        """As systemd does since version 254: root's, 0440, with an access list that names the service's user."""
+        """As systemd does since version 254: root's, 0440, with an access list that names the
+        service's user.
+        """
         self.key.chmod(0o440)
-        entries = ((OWNER, 4, ANYBODY), (NAMED_USER, 4, USER), (GROUP, 0, ANYBODY), (MASK, 4, ANYBODY), (OTHERS, 0, ANYBODY))
+        entries = (
+            (OWNER, 4, ANYBODY),
+            (NAMED_USER, 4, USER),
+            (GROUP, 0, ANYBODY),
+            (MASK, 4, ANYBODY),
+            (OTHERS, 0, ANYBODY),
+        )
         rows = b"".join(struct.pack("<HHI", *entry) for entry in entries)
         try:
             os.setxattr(self.key, "system.posix_acl_access", struct.pack("<I", 2) + rows)
@@ -70,37 +85,64 @@ class ConfinedTest(unittest.TestCase):
             self.skipTest(f"no access lists on {self.folder}: {problem}")
         self.assertEqual(self.key.stat().st_mode & 0o777, 0o440)
 
-    def command(self) -> List[str]:
+    def command(self) -> list[str]:
         """The unit's own, with the places of this test."""
         config = self.folder / "serve.toml"
-        config.write_text('[server]\naddress = "127.0.0.1"\ncontrol_port = 0\ndata_port = 0\n[http]\nport = 0\n'
-                          f'[[tenant]]\nname = "lab"\nkey_file = "{self.key}"\n')
+        config.write_text(
+            '[server]\naddress = "127.0.0.1"\ncontrol_port = 0\ndata_port = 0\n[http]\nport = 0\n'
+            f'[[tenant]]\nname = "lab"\nkey_file = "{self.key}"\n'
+        )
         words = read_unit(UNIT)["ExecStart"][0].split()
-        places = {"/usr/bin/addend": self.addend, "/etc/addend/serve.toml": config, "%S/addend": self.state}
+        places = {
+            "/usr/bin/addend": self.addend,
+            "/etc/addend/serve.toml": config,
+            "%S/addend": self.state,
+        }
         return [str(places.get(word, word)) for word in words]
 
-    def start(self) -> subprocess.Popen:
-        server = subprocess.Popen([sys.executable, HERE / "confine.py", UNIT, self.state, *self.command()], text=True,
-                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                  env={**os.environ, "CREDENTIALS_DIRECTORY": str(self.credentials)})
+    def start(self) -> subprocess.Popen[str]:
+        server = subprocess.Popen(
+            [sys.executable, HERE / "confine.py", UNIT, self.state, *self.command()],
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "CREDENTIALS_DIRECTORY": str(self.credentials)},
+        )
         self.addCleanup(server.communicate)
         self.addCleanup(server.kill)
         return server
 
-    def ports(self, server: subprocess.Popen) -> List[str]:
+    def ports(self, server: subprocess.Popen[str]) -> list[str]:
         assert server.stdout is not None
         words = server.stdout.readline().split()
         if not words:
             self.fail(f"the server ended with {server.wait()}: {server.communicate()[1]}")
         return [words[1], words[3]]
 
-    def ask(self, *words: object, control: str) -> subprocess.CompletedProcess:
+    def ask(self, *words: object, control: str) -> subprocess.CompletedProcess[str]:
         key = self.folder / "operator.key"
         if not key.exists():
             shutil.copy(self.key, key)
             key.chmod(0o600)
-        return subprocess.run([str(word) for word in (ADDEND, *words, "--aggregator", f"127.0.0.1:{control}", "--identity", "lab", "--key", key)],
-                              capture_output=True, text=True, check=False, timeout=120)
+        return subprocess.run(
+            [
+                str(word)
+                for word in (
+                    ADDEND,
+                    *words,
+                    "--aggregator",
+                    f"127.0.0.1:{control}",
+                    "--identity",
+                    "lab",
+                    "--key",
+                    key,
+                )
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
 
     def test_the_server_works_under_the_units_own_filters(self) -> None:
         self.hand_over_key()
@@ -110,11 +152,16 @@ class ConfinedTest(unittest.TestCase):
         self.assertIn(f"Uid:\t{USER}\t", status)
         self.assertIn("CapBnd:\t0000000000000000", status)
         self.assertIn("Seccomp_filters:\t3", status)  # two of the unit's, one of the server's own
-        done = self.ask("perf", "--reducer", "service", "-b", "64K", "-e", "64K", "-n", 2, "--json", control=control)
+        done = self.ask(
+            *shlex.split("perf --reducer service -b 64K -e 64K -n 2 --json"),
+            control=control,
+        )
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual([row["wrong"] for row in json.loads(done.stdout)["results"]][:1], [0])
         # Its files are within its reach: it keeps a job, and reads its configuration again.
-        self.assertEqual(self.ask("job", "create", "ring", "--workers", 2, control=control).returncode, 0)
+        self.assertEqual(
+            self.ask("job", "create", "ring", "--workers", 2, control=control).returncode, 0
+        )
         self.assertEqual((self.state / "jobs").stat().st_uid, USER)
         self.assertIn("-HUP", read_unit(UNIT)["ExecReload"][0])
         server.send_signal(signal.SIGHUP)
@@ -128,7 +175,10 @@ class ConfinedTest(unittest.TestCase):
         log += server.communicate(timeout=60)[1]
         self.assertEqual(server.returncode, 0, log)
         given = int(Path("/proc/sys/net/core/rmem_max").read_text())
-        small = f"receive buffers are small asked_bytes={8 << 20} got_bytes={given} remedy=sysctl net.core.rmem_max={8 << 20}"
+        small = (
+            f"receive buffers are small asked_bytes={8 << 20} got_bytes={given} remedy=sysctl "
+            f"net.core.rmem_max={8 << 20}"
+        )
         self.assertEqual(small in log, given < 8 << 20, log)
 
     def test_a_credential_that_others_may_read_is_refused(self) -> None:

@@ -60,9 +60,10 @@ def reduce_planes(planes: Sequence[Plane]) -> None:
 
 def _reduce_bf16(planes: Sequence[np.ndarray[Any, Any]]) -> None:
     # Only used on sums that need no rounding, so cutting the low half off is exact.
-    total = sum((plane.astype(np.uint32) << 16).view(np.float32) for plane in planes)
+    floats = [(plane.astype(np.uint32) << 16).view(np.float32) for plane in planes]
+    total = np.sum(floats, axis=0, dtype=np.float32)
     for plane in planes:
-        plane[:] = (total.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        plane[:] = (total.view(np.uint32) >> 16).astype(np.uint16)
 
 
 def rounds_of(codecs: Sequence[Codec]) -> Iterator[list[Any]]:
@@ -73,7 +74,7 @@ def rounds_of(codecs: Sequence[Codec]) -> Iterator[list[Any]]:
             assert rounds == [None] * len(codecs)
             return
         yield rounds
-        for planes in zip(*(round.planes for round in rounds)):
+        for planes in zip(*(round.planes for round in rounds if round is not None)):
             reduce_planes(planes)
 
 

@@ -199,7 +199,7 @@ def notes() -> Any:
 
 
 def _open_notes(folder: Path, timeout_s: float) -> Any:
-    store = dist.FileStore(str(folder / "notes"), -1)
+    store = dist.FileStore(str(folder / "notes"), -1)  # type: ignore[attr-defined]
     store.set_timeout(timedelta(seconds=timeout_s))
     return store
 

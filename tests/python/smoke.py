@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 import addend.torch
@@ -101,5 +101,5 @@ def body(rank: int, folder: str) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(body, (folder,), nprocs=WORLD)
+        spawn(body, (folder,), nprocs=WORLD)
     print("smoke: ok, torch", torch.__version__, os.path.dirname(addend.__file__))

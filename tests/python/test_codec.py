@@ -50,7 +50,7 @@ def test_sums_that_are_exact_arrive_step_after_step(spec: str, dtype: str, world
         values = sparse(world, 5000, seed=step)
         gradients = [as_dtype(value, dtype) for value in values]
         all_reduce(codecs, gradients)
-        expected = as_dtype(np.sum(values, axis=0, dtype=np.float32), dtype)
+        expected = as_dtype(np.asarray(np.sum(values, axis=0, dtype=np.float32)), dtype)
         for gradient in gradients:
             np.testing.assert_array_equal(gradient, expected)
 

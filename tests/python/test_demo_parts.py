@@ -56,7 +56,7 @@ def test_batches_are_the_workers_own_and_repeat(name: str, tmp_path: Path) -> No
     model = MODELS[name]
     model.prepare(tmp_path, seed=3)
 
-    def third(worker: int) -> list[torch.Tensor]:
+    def third(worker: int) -> list[Any]:
         batches = model.batches(tmp_path, worker, 2, seed=3)
         return list(next(itertools.islice(batches, 2, None)))
 

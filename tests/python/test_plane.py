@@ -32,19 +32,23 @@ def test_fold_combines_lane_by_lane(op: Op) -> None:
     np.testing.assert_array_equal(values, before)
 
 
+def bf16(values: list[float]) -> np.ndarray[Any, Any]:
+    """Of values that bfloat16 holds: the upper halves of their float32s."""
+    return np.array(values, np.float32).view(np.uint16)[1::2].copy()
+
+
 def test_fold_adds_bfloat16() -> None:
-    # 1.5 and 2.25 are the upper halves of their float32s; so is the sum.
-    accumulator, value = (np.float32([x]).view(np.uint16)[1:].copy() for x in (1.5, 2.25))
+    accumulator, value = (bf16([x]) for x in (1.5, 2.25))
     addend.fold(Op.SUM_BF16, accumulator.ctypes.data, value.ctypes.data, 1)
-    assert accumulator[0] == np.float32([3.75]).view(np.uint16)[1]
+    np.testing.assert_array_equal(accumulator, bf16([3.75]))
 
 
 @pytest.mark.parametrize("op", TABLE)
 def test_fold_table_adds_what_the_indices_stand_for(op: Op) -> None:
     table = np.arange(16).astype(LANES[op]) ** 2 // 4
     indices = np.random.default_rng(3).integers(0, 16, 1001)
-    packed = np.append(indices, 0).astype(np.uint8).reshape(-1, 2)
-    packed = packed[:, 0] | packed[:, 1] << 4
+    pairs = np.append(indices, 0).astype(np.uint8).reshape(-1, 2)
+    packed = pairs[:, 0] | pairs[:, 1] << 4
     accumulator = lanes_of(op, 4)
     expected = accumulator + table[indices]
     addend.fold_table(

@@ -40,13 +40,15 @@ class Recommender(nn.Module):
         )
 
     def forward(self, items: torch.Tensor) -> torch.Tensor:
-        return self.layers(self.embedding(items).sum(1))
+        output: torch.Tensor = self.layers(self.embedding(items).sum(1))
+        return output
 
 
 def recommender_loss(model: nn.Module, rank: int, step: int) -> torch.Tensor:
     items = torch.randint(ROWS, (16, 3), generator=generator(rank, step))
     wanted = 2.0 + torch.cos(items.sum(1, keepdim=True) / 100.0)
-    return ((model(items) - wanted) ** 2).mean()
+    loss: torch.Tensor = ((model(items) - wanted) ** 2).mean()
+    return loss
 
 
 class MixedTypes(nn.Module):
@@ -54,17 +56,19 @@ class MixedTypes(nn.Module):
 
     def __init__(self, *types: torch.dtype) -> None:
         super().__init__()
+        self.types = types
         self.layers = nn.ModuleList(nn.Linear(12, 12, dtype=dtype) for dtype in types)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = torch.tanh(layer(x.to(layer.weight.dtype)))
+        for dtype, layer in zip(self.types, self.layers):
+            x = torch.tanh(layer(x.to(dtype)))
         return x
 
 
 def mixed_types_loss(model: nn.Module, rank: int, step: int) -> torch.Tensor:
     x = torch.randn(6, 12, generator=generator(rank, step))
-    return ((model(x) - 0.5) ** 2).mean()
+    loss: torch.Tensor = ((model(x) - 0.5) ** 2).mean()
+    return loss
 
 
 Loss = Callable[[nn.Module, int, int], torch.Tensor]

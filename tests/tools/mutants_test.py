@@ -19,14 +19,19 @@ int sum(int a, int b) {
 int twice(int a) { return 2 * a; }
 int main(void) { return sum(2, 3) == 5 ? 0 : 1; }
 """
-CMAKE = "cmake_minimum_required(VERSION 3.25)\nproject(toy LANGUAGES C)\nadd_executable(sum_test sum.c)\n"
+CMAKE = (
+    "cmake_minimum_required(VERSION 3.25)\nproject(toy LANGUAGES C)\n"
+    "add_executable(sum_test sum.c)\n"
+)
 PRESETS = """\
 {"version": 6, "configurePresets": [
   {"name": "dev", "generator": "Ninja", "binaryDir": "${sourceDir}/build/${presetName}"}]}
 """
 
 
-def entry(name: str, old: str, new: str, run: str = "{build}/sum_test", build: str = "sum_test") -> str:
+def entry(
+    name: str, old: str, new: str, run: str = "{build}/sum_test", build: str = "sum_test"
+) -> str:
     return (
         f'[[mutant]]\nname = "{name}"\nfile = "sum.c"\nold = "{old}"\nnew = "{new}"\n'
         f'build = "{build}"\nrun = "{run}"\n'
@@ -39,7 +44,11 @@ class MutantsTest(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.tree = Path(folder.name) / "tree"
         self.tree.mkdir()
-        for name, text in {"sum.c": SUM_C, "CMakeLists.txt": CMAKE, "CMakePresets.json": PRESETS}.items():
+        for name, text in {
+            "sum.c": SUM_C,
+            "CMakeLists.txt": CMAKE,
+            "CMakePresets.json": PRESETS,
+        }.items():
             (self.tree / name).write_text(text)
         subprocess.run(["git", "init", "-q", self.tree], check=True)
         subprocess.run(["git", "-C", self.tree, "add", "."], check=True)
@@ -47,8 +56,19 @@ class MutantsTest(unittest.TestCase):
     def mutants(self, *entries: str, arguments: tuple[str, ...] = ()) -> tuple[int, str]:
         listed = self.tree.parent / "list.toml"
         listed.write_text("\n".join(entries))
-        command = [sys.executable, TOOL, "--source", self.tree, "--list", listed, "--work", self.tree.parent / "work"]
-        done = subprocess.run([*map(str, command), *arguments], capture_output=True, text=True, timeout=300)
+        command = [
+            sys.executable,
+            TOOL,
+            "--source",
+            self.tree,
+            "--list",
+            listed,
+            "--work",
+            self.tree.parent / "work",
+        ]
+        done = subprocess.run(
+            [*map(str, command), *arguments], capture_output=True, text=True, timeout=300
+        )
         return done.returncode, done.stdout + done.stderr
 
     def test_a_mutation_that_the_test_notices_is_killed(self) -> None:
@@ -79,7 +99,8 @@ class MutantsTest(unittest.TestCase):
     def test_a_test_that_hangs_has_noticed(self) -> None:
         script = "import sys, time; time.sleep(60 if 'a - b' in open('sum.c').read() else 0)"
         code, text = self.mutants(
-            entry("hang", "a + b", "a - b", run=f"{{python}} -c \\\"{script}\\\""), arguments=("--timeout", "5")
+            entry("hang", "a + b", "a - b", run=f'{{python}} -c \\"{script}\\"'),
+            arguments=("--timeout", "5"),
         )
         self.assertEqual(code, 0, text)
 
@@ -89,7 +110,9 @@ class MutantsTest(unittest.TestCase):
         code, text = self.mutants(*entries, arguments=("--check", "--only", "one"))
         self.assertEqual((code, text), (0, "1 mutations fit the sources\n"))
         self.assertFalse((self.tree.parent / "work").exists())
-        self.assertIn("none has that name", self.mutants(*entries, arguments=("--only", "three"))[1])
+        self.assertIn(
+            "none has that name", self.mutants(*entries, arguments=("--only", "three"))[1]
+        )
 
     def test_a_run_goes_on_from_what_an_interrupted_one_left(self) -> None:
         minus = entry("minus", "a + b", "a - b")
@@ -99,7 +122,6 @@ class MutantsTest(unittest.TestCase):
         (left / "stray.c").write_text("")
         self.assertEqual(self.mutants(minus)[0], 0)
         self.assertFalse((left / "stray.c").exists())
-
 
     def test_two_runs_do_not_share_a_copy(self) -> None:
         work = self.tree.parent / "work"
