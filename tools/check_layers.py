@@ -27,6 +27,7 @@ PUBLIC = {
     "fold.h": "fold",
     "codec.h": "codec",
     "snapshot.h": "codec",
+    "rows.h": "codec",
     "reduce.h": "reduce",
     "pipeline.h": "pipeline",
     "file.h": "file",

@@ -127,8 +127,8 @@ ADDEND_API addend_status addend_codec_create(const char* spec, const addend_layo
 ADDEND_API void addend_codec_destroy(addend_codec* codec);
 /* Equal on all workers that may be summed, for the step that begins next or is in progress. */
 ADDEND_API uint64_t addend_codec_fingerprint(const addend_codec* codec);
-/* The plan of that step: "dense", "cast", "packed", "two-level", "sketch" or "quant"; never freed.
- * Equal on all workers, and known before a gradient is. */
+/* The plan of that step: "dense", "cast", "packed", "two-level", "sketch" or "quant", of sparse
+ * rows "gather" or "union"; never freed. Equal on all workers, and known before a gradient is. */
 ADDEND_API const char* addend_codec_next_mode(const addend_codec* codec);
 /* `gradient` must stay unchanged until finish or cancel. */
 ADDEND_API addend_status addend_codec_begin(addend_codec* codec, const void* gradient);
@@ -182,7 +182,7 @@ typedef struct addend_report {
   uint64_t cells;
   uint64_t stuck_keys;
   uint64_t escaped_values;
-  char mode[16];     /* "dense", "packed", "two-level", "sketch" */
+  char mode[16];     /* as addend_codec_next_mode says it */
   char fallback[16]; /* "none", "fix-up", "packed", "dense", "first-step" */
   /* Lossy codecs, on a sample that moves with the step: the energy of what this worker put in, its
    * residual included, and of what its contribution lost. Both 0 where nothing is lost. */
@@ -400,6 +400,56 @@ ADDEND_API addend_status addend_rows_places(const addend_rows* rows, const uint6
  * but a table sum. */
 ADDEND_API addend_status addend_rows_sum(const addend_rows* rows, addend_op op, uint64_t lanes,
                                          const void* const* values, int64_t* merged, void* total);
+
+/* ---- Sparse rows
+ * ----------------------------------------------------------------------------------------------------
+ */
+
+/* Element type of sparse rows. Integers wrap. */
+typedef enum addend_row_element {
+  ADDEND_ROW_F32 = 0,
+  ADDEND_ROW_BF16 = 1,
+  ADDEND_ROW_F16 = 2,
+  ADDEND_ROW_F64 = 3,
+  ADDEND_ROW_I64 = 4,
+  ADDEND_ROW_I32 = 5,
+  ADDEND_ROW_I8 = 6,
+  ADDEND_ROW_U8 = 7
+} addend_row_element;
+
+/* What all workers agree on. Start from addend_row_layout_init(&layout, sizeof layout). */
+typedef struct addend_row_layout {
+  uint32_t size;
+  addend_row_element element;
+  uint64_t width;  /* elements a row */
+  uint32_t world;  /* workers */
+  uint32_t worker; /* this one; the only field that differs between workers */
+  uint64_t seed;
+  uint64_t id;               /* of the table: a digest of its name */
+  double scale;              /* values are multiplied by it before they are added; 1 for integers */
+  uint64_t first_step;       /* the number of the first step */
+  double network_latency_us; /* the same on all workers: they decide which way values go */
+  double network_gbit_per_s;
+} addend_row_layout;
+
+/* What addend_codec_begin and addend_pipeline_submit take for a gradient of such a codec. Rows come
+ * in any order and may repeat: then all count. Is not written to. */
+typedef struct addend_row_gradient {
+  const int64_t* rows;
+  const void* values; /* count x width elements, naturally aligned */
+  uint64_t count;     /* rows; may differ between workers */
+} addend_row_gradient;
+
+ADDEND_API void addend_row_layout_init(addend_row_layout* layout, size_t size);
+/* A codec that sums rows of a table of which each worker brings some. `spec`: how values travel
+ * where they are not gathered; "exact" and "dense" add them as they are. Error feedback is refused.
+ * Its modes are "gather" and "union". */
+ADDEND_API addend_status addend_row_codec_create(const char* spec, const addend_row_layout* layout,
+                                                 addend_codec** codec);
+/* What its last finished step found, in the codec's memory until its next step: rows that any
+ * worker brought, ascending, each once; and `width` elements for each. Any may be NULL. */
+ADDEND_API addend_status addend_row_codec_result(const addend_codec* codec, const int64_t** rows,
+                                                 const void** sums, uint64_t* count);
 
 /* ---- The pipeline
  * ----------------------------------------------------------------------------------------------------

@@ -85,7 +85,8 @@ struct Layout {
   Execution execution;
 };
 
-/// What one step did. Byte counts are what one worker hands to its reducer.
+/// What one step did. Byte counts are what one worker hands to its reducer, without lanes that are
+/// others' (Plane::bounds).
 struct Report {
   static constexpr uint64_t kUnknown = ~uint64_t{0};
   static constexpr std::size_t kMaxRounds = 8;
@@ -99,7 +100,8 @@ struct Report {
   uint64_t cells = 0;                  ///< sketch cells on the wire
   uint64_t stuck_keys = 0;             ///< keys that peeling left, fetched in an extra round
   uint64_t escaped_values = 0;  ///< values outside the planned range, carried wider or as floats
-  /// What the plan was: dense, cast, packed, two-level, sketch or quant.
+  /// What the plan was: dense, cast, packed, two-level, sketch, quant; of sparse rows, gather or
+  /// union.
   std::string_view mode = "dense";
   std::string_view fallback =
       "none";  ///< which rung of the ladder ran: none, fix-up, packed, dense, ...

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -10,9 +11,9 @@
 #include "capi/convert.h"
 #include "capi/guard.h"
 #include "capi/handles.h"
+#include "codec/rows/union.h"
 #include "mesh/hauler.h"
 #include "mesh/mesh.h"
-#include "mesh/rows.h"
 #include "pipeline/trip.h"
 
 struct addend_mesh {
@@ -286,18 +287,37 @@ addend_status addend_rows_places(const addend_rows* rows, const uint64_t** place
   });
 }
 
+static std::optional<addend::RowElement> element_of(addend_op op) {
+  switch (op) {
+    case ADDEND_OP_SUM_F32:
+      return addend::RowElement::kF32;
+    case ADDEND_OP_SUM_BF16:
+      return addend::RowElement::kBf16;
+    case ADDEND_OP_SUM_F16:
+      return addend::RowElement::kF16;
+    case ADDEND_OP_SUM_I64:
+      return addend::RowElement::kI64;
+    case ADDEND_OP_SUM_I32:
+      return addend::RowElement::kI32;
+    case ADDEND_OP_SUM_U8:
+      return addend::RowElement::kU8;
+    default:
+      return {};
+  }
+}
+
 addend_status addend_rows_sum(const addend_rows* rows, addend_op op, uint64_t lanes,
                               const void* const* values, int64_t* merged, void* total) {
   return guarded([&] {
-    if (!is_op(op) || addend::is_table_sum(static_cast<addend::Op>(op)))
-      return invalid("addend_rows_sum: not a sum of lanes");
+    const auto element = element_of(op);
+    if (!element) return invalid("addend_rows_sum: not a sum of elements");
     if (rows == nullptr || (values == nullptr && rows->merged.parts() > 0))
       return invalid("addend_rows_sum: null argument");
     const auto numbers = rows->merged.rows();
     if (!numbers.empty() && (merged == nullptr || (total == nullptr && lanes > 0)))
       return invalid("addend_rows_sum: null argument");
     std::copy(numbers.begin(), numbers.end(), merged);
-    rows->merged.sum(static_cast<addend::Op>(op), lanes, {values, rows->merged.parts()}, total);
+    rows->merged.sum(*element, lanes, {values, rows->merged.parts()}, total);
     return ADDEND_OK;
   });
 }

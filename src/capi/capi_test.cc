@@ -357,4 +357,77 @@ TEST(CApi, AFallbackTakesOverWhenTheFirstReducerIsGone) {
     addend_reducer_destroy(reducer);
 }
 
+TEST(CApi, SparseRowsAreSummedOverAPipeline) {
+  constexpr uint32_t kWorld = 3;
+  addend_reducer* reducers[kWorld];
+  ASSERT_EQ(addend_local_create(kWorld, reducers), ADDEND_OK);
+  std::vector<std::thread> workers;
+  for (uint32_t w = 0; w < kWorld; ++w) {
+    workers.emplace_back([&, w] {
+      addend_row_layout layout;
+      addend_row_layout_init(&layout, sizeof(layout));
+      layout.element = ADDEND_ROW_F64;
+      layout.width = 2;
+      layout.world = kWorld;
+      layout.worker = w;
+      layout.scale = 0.5;
+      addend_codec* codec = nullptr;
+      ASSERT_EQ(addend_row_codec_create("exact", &layout, &codec), ADDEND_OK);
+      EXPECT_STREQ(addend_codec_next_mode(codec), "gather");
+      addend_pipeline* pipeline = nullptr;
+      ASSERT_EQ(addend_pipeline_create(reducers[w], 0, 0, &pipeline), ADDEND_OK);
+      const int64_t numbers[] = {9, -4, static_cast<int64_t>(w)};
+      const double values[] = {1, 2, 3, 4, 5, 6};
+      addend_row_gradient gradient = {numbers, values, 3};
+      uint64_t ticket = 0, count = 0;
+      ASSERT_EQ(addend_pipeline_submit(pipeline, codec, &gradient, &ticket), ADDEND_OK);
+      ASSERT_EQ(addend_pipeline_wait(pipeline, ticket), ADDEND_OK) << addend_last_error();
+      const int64_t* rows = nullptr;
+      const void* sums = nullptr;
+      ASSERT_EQ(addend_row_codec_result(codec, &rows, &sums, &count), ADDEND_OK);
+      ASSERT_EQ(std::vector<int64_t>(rows, rows + count), (std::vector<int64_t>{-4, 0, 1, 2, 9}));
+      const auto* sum = static_cast<const double*>(sums);
+      EXPECT_EQ(std::vector<double>(sum, sum + 10),
+                (std::vector<double>{4.5, 6, 2.5, 3, 2.5, 3, 2.5, 3, 1.5, 3}));
+      addend_report report;
+      report.size = sizeof(report);
+      ASSERT_EQ(addend_codec_report(codec, &report), ADDEND_OK);
+      EXPECT_STREQ(report.mode, "gather");
+      addend_pipeline_destroy(pipeline);
+      addend_codec_destroy(codec);
+    });
+  }
+  for (std::thread& worker : workers)
+    worker.join();
+  for (addend_reducer* reducer : reducers)
+    addend_reducer_destroy(reducer);
+}
+
+TEST(CApi, SparseRowsRefuseOtherCodecsAndLayoutsOfAnotherTime) {
+  addend_codec* codec = make_codec("exact", layout_of(10, 1));
+  uint64_t count = 0;
+  EXPECT_EQ(addend_row_codec_result(codec, nullptr, nullptr, &count), ADDEND_INVALID_ARGUMENT);
+  addend_codec_destroy(codec);
+  EXPECT_EQ(addend_row_codec_result(nullptr, nullptr, nullptr, &count), ADDEND_INVALID_ARGUMENT);
+  struct {
+    addend_row_layout known;
+    uint64_t newer;
+  } layout;
+  const auto create = [&](const char* spec) {
+    return addend_row_codec_create(spec, &layout.known, &codec);
+  };
+  addend_row_layout_init(&layout.known, sizeof(layout));
+  EXPECT_EQ(layout.newer, 0u);
+  EXPECT_EQ(create("exact"), ADDEND_OK);
+  EXPECT_EQ(addend_row_codec_result(codec, nullptr, nullptr, &count), ADDEND_OK);
+  EXPECT_EQ(count, 0u) << "before any step";
+  addend_codec_destroy(codec);
+  EXPECT_EQ(create("quant:feedback=byte"), ADDEND_INVALID_ARGUMENT);
+  EXPECT_EQ(codec, nullptr);
+  layout.newer = 1;
+  EXPECT_EQ(create("exact"), ADDEND_UNSUPPORTED);
+  layout.known.size = 4;
+  EXPECT_EQ(create("exact"), ADDEND_INVALID_ARGUMENT);
+}
+
 }  // namespace

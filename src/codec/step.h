@@ -14,10 +14,11 @@
 namespace addend {
 
 /// Base of the codecs. A codec overrides the three do_ functions; this class checks the order of
-/// calls and keeps the report.
-class SteppedCodec : public Codec {
+/// calls and keeps the report. `Contract` is Codec, or an interface that adds to it.
+template <typename Contract>
+class Stepped : public Contract {
  public:
-  explicit SteppedCodec(const Layout& layout) : layout_(layout) {}
+  explicit Stepped(const Layout& layout) : layout_(layout) {}
 
   Status begin(const void* gradient) final { return start("begin", gradient, nullptr); }
   Status begin_in_place(void* gradient) final {
@@ -37,8 +38,9 @@ class SteppedCodec : public Codec {
       state_ = State::kDecode;
       return false;
     }
-    draft_.round_bytes[draft_.rounds++] = round.bytes();
-    draft_.wire_bytes += round.bytes();
+    const uint64_t bytes = own_bytes(round);
+    draft_.round_bytes[draft_.rounds++] = bytes;
+    draft_.wire_bytes += bytes;
     return true;
   }
 
@@ -148,6 +150,16 @@ class SteppedCodec : public Codec {
     return {};
   }
 
+  /// Lanes that are another worker's by the bounds of their plane do not count.
+  uint64_t own_bytes(const Round& round) const {
+    uint64_t bytes = 0;
+    for (const Plane& plane : round) {
+      const uint64_t* own = plane.bounds == nullptr ? nullptr : plane.bounds + layout_.worker;
+      bytes += op_bytes(plane.op, own == nullptr ? plane.lanes : own[1] - own[0]);
+    }
+    return bytes;
+  }
+
   Status check_segment(const char* call, uint64_t segment) const {
     if (state_ != State::kIdle) return out_of_order(call);
     const uint64_t segments = std::max<uint64_t>(layout_.segments.size(), 1);
@@ -170,5 +182,7 @@ class SteppedCodec : public Codec {
   Report draft_;
   Report report_;
 };
+
+using SteppedCodec = Stepped<Codec>;
 
 }  // namespace addend

@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PLANTED_NAMES = {"Codec", "SteppedCodec", "create_codec", "decode_snapshot", "exact", "quant"}
+PLANTED_NAMES = {"Codec", "Stepped", "create_codec", "decode_snapshot", "exact", "quant"}
 # A symbol with a place of its own (T, D, B, R), or what stands for a class (V). Other weak symbols
 # are inline functions and templates: some are the codec's, some come from headers that all share.
 DEFINED = re.compile(r"^\S+ (?:[TDBR] |V (?:vtable|typeinfo) for )addend::(\w+)", re.M)

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums of sparse tensors whose rows were gathered from all ranks.
+// The union of several workers' rows, and sums over it.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
-#include "addend/plane.h"
+#include "addend/rows.h"
 
 namespace addend {
 
@@ -18,17 +18,22 @@ class RowUnion {
 
   /// How many parts were merged.
   std::size_t parts() const { return sizes_.size(); }
+  uint64_t memory_bytes() const;
   /// The different ones, ascending.
   std::span<const int64_t> rows() const { return rows_; }
   /// Where in `rows` each row given is, part after part.
   std::span<const uint64_t> places() const { return places_; }
 
   /// total[place] = the sum over all rows given at that place, in order. `values[p]` are the rows
-  /// of part p, of `lanes` lanes each; null: they count as zeros. REQUIRES: as many values as
-  /// parts; `op` is a sum, but not a table sum; natural alignment.
-  void sum(Op op, uint64_t lanes, std::span<const void* const> values, void* total) const;
+  /// of part p, of `width` elements each; null: they count as zeros. Floats are added as planes add
+  /// them, integers wrap. REQUIRES: as many values as parts; natural alignment.
+  void sum(RowElement element, uint64_t width, std::span<const void* const> values,
+           void* total) const;
 
  private:
+  template <typename T, typename Add>
+  void sum_as(uint64_t width, std::span<const void* const> values, void* total, Add add) const;
+
   struct Entry {
     uint64_t key;    // row number less the smallest one
     uint64_t index;  // among the rows given

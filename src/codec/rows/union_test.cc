@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "mesh/rows.h"
+#include "codec/rows/union.h"
 
 #include <algorithm>
 #include <map>
@@ -78,7 +78,7 @@ TEST(Rows, SumsInOrder) {
     }
   }
   const void* of_parts[] = {values.data(), nullptr, values.data() + 3 * lanes, nullptr};
-  merged.sum(Op::kSumF32, lanes, of_parts, total.data());
+  merged.sum(RowElement::kF32, lanes, of_parts, total.data());
   EXPECT_EQ(total, expected);
 }
 
