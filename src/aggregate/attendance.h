@@ -2,6 +2,11 @@
 // Who of a job's workers is waited for. One object for all slots of an epoch, whatever threads they
 // are spread over: a worker that was left out of one sum is left out of all of them until the next
 // step begins, so that the sums of a step are of one set of workers.
+//
+//   waited for --miss: a turn closed at a quorum without it--> absent --hear: it sent--> heard
+//     ^  ^                                                       |                         |
+//     |  '------ enter: it is in the first turn of a step -------'                         |
+//     '--------- enter: somebody begins a step --------------------------------------------'
 #pragma once
 
 #include <atomic>

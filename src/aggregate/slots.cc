@@ -1,4 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
+// The states of a bank. Turn n of a slot is in its bank n & 1; the other one is its sibling.
+//
+//   idle    no turn yet
+//     |
+//     |  the first contribution to turn n, if the sibling is not open: turn n - 1 is over
+//     v
+//   open    each worker's first contribution is folded, its others are duplicates
+//     |  ^
+//     |  |  the first contribution to turn n + 2, if the sibling has closed turn n + 1:
+//     |  |  whoever is waited for holds the result that is overwritten
+//     |  '-------------------------------------------------------------.
+//     |                                                                |
+//     |  the last worker has contributed                               |
+//     |  or, with a quorum and as many contributors:                   |
+//     |    all have who are not absent                                 |
+//     |    patience is over: whoever has not is absent from now on     |
+//     v                                                                |
+//   closed  the result went to everyone; whoever asks again gets it ---'
+//
+//   All banks at once --> ended: patience is over without a quorum, a contribution has another
+//   shape than its turn, or end() was called. Every contribution then gets the notice.
 #include "aggregate/slots.h"
 
 #include <bit>
@@ -78,6 +99,7 @@ Outcome Slots::handle(const addend_frame_header& header, const uint8_t* payload,
                       uint64_t now_ns) {
   const addend_refusal refusal = check(header, bytes);
   if (refusal != ADDEND_REFUSAL_NONE) return refuse(refusal);
+  // The notice that everyone was sent may be lost: whoever goes on learns of the end here.
   if (ended_) {
     Outcome outcome = refuse(ADDEND_REFUSAL_ENDED);
     outcome.reply = notice(Audience::kSender);
@@ -113,6 +135,7 @@ Outcome Slots::contribute(uint32_t index, const addend_frame_header& header,
                           const uint8_t* payload) {
   Bank& bank = banks_[index];
   const bool known = (bank.contributors & header.contributors) != 0;
+  // The result did not arrive, or this worker was not waited for.
   if (bank.state == State::kClosed) {
     ++counters_.answered;
     if (!known) attendance_->hear(header.contributors);
@@ -163,6 +186,7 @@ void Slots::open(uint32_t index, const addend_frame_header& header, uint64_t now
 void Slots::close(uint32_t index) {
   Bank& bank = banks_[index];
   bank.state = State::kClosed;
+  // Out of the list of open banks; the result stays until the bank's next turn.
   (bank.earlier == kNone ? oldest_ : banks_[bank.earlier].later) = bank.later;
   (bank.later == kNone ? newest_ : banks_[bank.later].earlier) = bank.earlier;
 }
@@ -181,6 +205,7 @@ void Slots::add(uint32_t index, const addend_frame_header& header, const uint8_t
                               : static_cast<const void*>(tables_[table].data());
     fold_table(op, acc, payload, entries, lanes);
   } else if (first) {
+    // Overwrites what is left of the turn before last: a bank is never cleared.
     std::memcpy(acc, payload, header.length);
   } else {
     // A datagram behind an odd one in the same receive buffer is not aligned for its lanes.

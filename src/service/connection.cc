@@ -37,11 +37,13 @@ bool Connection::read() {
 
 Connection::Taken Connection::take(net::ControlMessage& message) {
   take_front(in_, std::exchange(taken_, 0));
+  // What is there already before what may come: one record a call, so that the others have turns.
   for (const bool last : {false, true}) {
     const auto taken = net::parse_control(in_, message);
     if (!taken) return Taken::kBroken;
     addend_control_header header{};
     if (in_.size() >= sizeof(header)) std::memcpy(&header, in_.data(), sizeof(header));
+    // Before the bytes are here, so that nobody makes us hold them.
     if (header.bytes > longest_) return Taken::kBroken;
     taken_ = *taken;
     has_more_ = taken_ > 0;

@@ -1,4 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
+// The states of a connection.
+//
+//   accept --> handshake (Handshakes) --> open --> closed: broken, idle, does not read, holds too
+//                     |                    |  ^              much, or makes room for another
+//                     |  there is no room  |  |
+//                     |                    |  '--- the peer has read it, or did not for a second
+//                     |                    v  |
+//                     '----------------> closing: refused, and the reason is on its way
+//
+// All on one thread: each round of the loop takes a few messages of each connection, and none of
+// those whose tenant has used up its share of the thread.
 #include "service/control.h"
 
 #include <algorithm>

@@ -74,7 +74,7 @@ void DataPlane::end(uint32_t epoch, addend_notice why, uint32_t worker) {
 void DataPlane::remove(uint32_t epoch) {
   const Part* part = find(epoch);
   if (part == nullptr) return;
-  flush();
+  flush();  // replies that wait point to the part
   if (part->job->slots.patience_ns > 0) --patient_jobs_;
   parts_.erase(epoch);
   latest_ = nullptr;
@@ -85,6 +85,7 @@ void DataPlane::expect(const std::shared_ptr<Probe>& probe, uint32_t thread) {
   probes_[probe->number] = {probe, uint64_t{1} << thread};
 }
 
+// The kernel says that a datagram is too long, and to which address, but not of which job.
 void DataPlane::end_path(const net::Address& worker) {
   for (auto& [epoch, part] : parts_) {
     const std::vector<net::Address>& workers = part.job->workers;

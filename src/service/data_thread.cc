@@ -92,7 +92,10 @@ void DataThread::run() {
   uint64_t next_expiry_ns = 0, next_status_ns = 0;
   while (!stop_) {
     pollfd ready[] = {{socket_.fd(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
+    // Without patience there is nothing to expire, and the thread sleeps but for its status.
     poll(ready, 2, plane.watches_time() ? 1 : 100);
+    // Before datagrams: a worker's first frames come right behind its welcome, which the control
+    // thread sends when it has posted the epoch.
     if (ready[1].revents != 0) {
       run_posted(plane);
       next_status_ns = 0;

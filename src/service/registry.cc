@@ -1,4 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
+// The states of a job. In capitals: messages to its workers.
+//
+//   create or restore (an operator's job), or the first join of a tenant's worker (transient)
+//     |
+//     v            path: all workers are there and know what their paths carry: WELCOME
+//   gathering ---------------------------------------------------------------------> running
+//     |   ^                                                                             |
+//     |   |  join: a worker has lost the epoch, so the others cannot finish it: ENDED   |
+//     |   |  lost: a connection broke, and those left are no quorum: ENDED              |
+//     |   |  ended: the data threads gave up (a turn that timed out or waits for one    |
+//     |   |    that left, workers that differ, a path that became shorter): ENDED       |
+//     |   '-----------------------------------------------------------------------------|
+//     |                                                                                 |
+//     |  nobody is there any more: leave, lost, a path that carries nothing (FAILED),   |
+//     |  end_job                                                                        |
+//     '-----------------------------------+---------------------------------------------'
+//                                         v
+//                        an operator's job: gathering again
+//                        transient, draining, or the server closes: removed
+//
+// While a job is gathering, the data threads answer frames of its last epoch with the notice of its
+// end. A draining job takes in only workers that come back with positions.
+//
+// The states of a worker's place (Member):
+//
+//   free --join: PROBE--> probing --path--> ready --all are: WELCOME--> in the epoch
+//    ^                       ^                                               |
+//    |                       '---- join, on the same connection, after ENDED '
+//    '--- leave, lost, FAILED: from every state
 #include "service/registry.h"
 
 #include <algorithm>
@@ -148,6 +177,7 @@ Status Registry::create(const std::string& identity, const addend_control_job& m
   }
   ADDEND_TRY(admit(*tenant, options));
   const Job& job = add(tenant->name, options);
+  // Before anybody is told: a job that was promised is there after a crash.
   const Status saved = save();
   if (!saved) {
     jobs_.erase({tenant->name, options.name});
@@ -281,6 +311,7 @@ void Registry::leave(ConnectionId from) {
   const uint32_t number = number_of(job, from);
   log(LogLevel::kInfo, "worker left", job, number);
   forget(job, from);
+  // The epoch goes on: others may still have to fetch results that this worker is in.
   if (job.epoch != 0) threads_.leave(job.epoch, number);
   remove_if_done(key);
 }

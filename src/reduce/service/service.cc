@@ -1,5 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The reducer of a worker whose planes are summed by an aggregation server.
+//
+//   joined --- the control connection is gone, and the job has no quorum ---> rejoining
+//    |   ^                                                                     |     |
+//    |   '--- the server is back and all workers have said how far they are ---'     |
+//    |                                                                               |
+//    |  any other error: a notice, the deadline, left behind ...     not in time, or another job
+//    v                                                                               |
+//   broken: every later round fails with the same reason <---------------------------'
+//
+// `changed` leaves a reducer joined: the step begins again, with the workers that are there.
 #include "addend/reduce.h"
 
 #ifdef ADDEND_HAVE_SERVICE
@@ -119,6 +129,7 @@ class ServiceReducer final : public Reducer {
   // The job does not allow floats.
   Status run_as_integers(Round& round, Deadline deadline) {
     Round integers;
+    // First the largest exponent of each block over all workers, then multiples of one quantum.
     ADDEND_TRY(integer_rounds_.begin(round, options_.world, integers));
     ADDEND_TRY(run(integers, deadline));
     ADDEND_TRY(integer_rounds_.quantise(integers, (missing_ >> options_.worker & 1) != 0));

@@ -92,7 +92,7 @@ Status Session::enter(const ServiceReducerOptions& options, const net::UdpSocket
       if (message.error().code != Errc::kTimeout) return message.error();
       return make_error(Errc::kTimeout, "not all workers of job " + options.job + " came in time");
     }
-    // The end of an epoch before ours is no news.
+    // Messages that were under way when we joined: the end of an epoch before ours is no news.
     if (message->type == ADDEND_CONTROL_ENDED) continue;
     if (message->type != ADDEND_CONTROL_PROBE) return take_welcome(*message, *server);
     was_in_ = true;

@@ -1,4 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
+// The states of a slot, as its worker sees them.
+//
+//                                   ,--- sent once more: it was overtaken, has been silent for a
+//                                   |    timeout, or everything waits for it (a copy)
+//                                   v  |
+//   idle --add--> fresh --collect--> in flight --its result--> idle, one position further
+//                   ^                   |
+//                   |                   |
+//                   '------ enter ------'  another epoch, whose server knows nothing of this turn
+//
+// Under another epoch a slot may first have to repeat the turn before (`again`): its result came
+// here, but not to every worker. What comes back then is ignored.
 #include "reduce/service/stream.h"
 
 #include <algorithm>
@@ -43,6 +55,7 @@ Status Stream::enter(const EpochView& view) {
   }
   std::vector<uint32_t> bases(slots_, 0);
   std::copy(view.positions.begin(), view.positions.end(), bases.begin());
+  // Of each slot only the last two contributions are kept.
   for (uint32_t s = 0; s < slots_; ++s) {
     if (positions_[s] - bases[s] > 1) {
       return make_error(Errc::kUnavailable, "the workers are too far apart to go on");
@@ -159,6 +172,7 @@ void Stream::put(uint32_t slot, uint8_t resent) {
   addend_frame_swap(&header);
   uint8_t* bytes = frame(slot, position);
   const std::span<const uint8_t> payload(bytes + sizeof(header), state.length[parity]);
+  // Written and tagged anew each time: the turn, the epoch and its key may be others by now.
   header.tag = addend_be64(view_.worker_key->tag(header, payload));
   std::memcpy(bytes, &header, sizeof(header));
   if (resent != 0) ++resent_;
@@ -299,6 +313,7 @@ Stream::Verdict Stream::receive(std::span<const uint8_t> datagram, uint64_t now_
 Stream::Verdict Stream::accept(const addend_frame_header& header, std::span<const uint8_t> sums,
                                uint64_t now_ns, Arrival& arrival) {
   Slot& state = states_[header.slot];
+  // Of a chunk that was sent twice nobody knows which one was answered.
   if (state.tries == 1) {
     if (!overtaken(header.slot)) pace_.measured(now_ns - state.sent_ns);
     latest_back(header.slot) = std::max(latest_back(header.slot), state.order);
