@@ -11,15 +11,15 @@
 namespace addend::cli {
 namespace {
 
-// Requests to the keeper: one character, and for a save the bytes.
+// Requests to the other process: one character, and for a save the bytes.
 constexpr char kConfig = 'c', kState = 's', kSave = 'w';
 
 using Files = std::map<std::string, std::string>;
 
-// The keeper's side.
-class Clerk {
+// What the other process does with them.
+class FileRequests {
  public:
-  explicit Clerk(ServeOptions options) : options_(std::move(options)) {}
+  explicit FileRequests(ServeOptions options) : options_(std::move(options)) {}
 
   Result<std::string> work(const std::string& request) {
     switch (request.front()) {
@@ -68,14 +68,15 @@ class Clerk {
 }  // namespace
 
 Result<std::unique_ptr<ServeFiles>> ServeFiles::start(const ServeOptions& options) {
-  const auto clerk = std::make_shared<Clerk>(options);
-  auto keeper = Keeper::start([clerk](const std::string& request) { return clerk->work(request); });
-  if (!keeper) return keeper.error();
-  return std::unique_ptr<ServeFiles>(new ServeFiles(options, *std::move(keeper)));
+  const auto requests = std::make_shared<FileRequests>(options);
+  auto process = FileProcess::start(
+      [requests](const std::string& request) { return requests->work(request); });
+  if (!process) return process.error();
+  return std::unique_ptr<ServeFiles>(new ServeFiles(options, *std::move(process)));
 }
 
 Result<ServeConfig> ServeFiles::config() {
-  const auto packed = keeper_->ask(std::string(1, kConfig));
+  const auto packed = process_->ask(std::string(1, kConfig));
   if (!packed) return packed.error();
   const auto files = nlohmann::json::from_msgpack(*packed).get<Files>();
   return make_config(options_, [&](const std::string& path, Privacy) -> Result<std::string> {
@@ -86,13 +87,13 @@ Result<ServeConfig> ServeFiles::config() {
 }
 
 Result<std::vector<uint8_t>> ServeFiles::state() {
-  const auto bytes = keeper_->ask(std::string(1, kState));
+  const auto bytes = process_->ask(std::string(1, kState));
   if (!bytes) return bytes.error();
   return std::vector<uint8_t>(bytes->begin(), bytes->end());
 }
 
 Status ServeFiles::save(std::span<const uint8_t> state) {
-  const auto done = keeper_->ask(kSave + std::string(state.begin(), state.end()));
+  const auto done = process_->ask(kSave + std::string(state.begin(), state.end()));
   return done ? Status{} : Status(done.error());
 }
 

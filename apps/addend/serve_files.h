@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The files of a server: its configuration with all that it names, and its saved jobs. A keeper
-// reads and writes them, so that the server itself can give up the right to.
+// The files of a server: its configuration with all that it names, and its saved jobs. Another
+// process reads and writes them, so that the server itself can give up the right to.
 #pragma once
 
 #include <memory>
 #include <span>
 #include <vector>
 
-#include "apps/addend/keeper.h"
+#include "apps/addend/file_process.h"
 #include "apps/addend/serve_config.h"
 
 namespace addend::cli {
@@ -25,10 +25,10 @@ class ServeFiles {
   Status save(std::span<const uint8_t> state);
 
  private:
-  ServeFiles(ServeOptions options, std::unique_ptr<Keeper> keeper)
-      : options_(std::move(options)), keeper_(std::move(keeper)) {}
+  ServeFiles(ServeOptions options, std::unique_ptr<FileProcess> process)
+      : options_(std::move(options)), process_(std::move(process)) {}
   ServeOptions options_;
-  std::unique_ptr<Keeper> keeper_;
+  std::unique_ptr<FileProcess> process_;
 };
 
 }  // namespace addend::cli

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/addend/keeper.h"
+#include "apps/addend/file_process.h"
 
 #include <cerrno>
 #include <cstdint>
@@ -50,7 +50,7 @@ std::optional<std::string> receive_message(int socket) {
   return text;
 }
 
-void serve_requests(int socket, const Keeper::Work& work) {
+void serve_requests(int socket, const FileProcess::Work& work) {
   while (const auto request = receive_message(socket)) {
     const Result<std::string> answer = work(*request);
     const std::string text =
@@ -61,7 +61,7 @@ void serve_requests(int socket, const Keeper::Work& work) {
 
 }  // namespace
 
-Result<std::unique_ptr<Keeper>> Keeper::start(const Work& work) {
+Result<std::unique_ptr<FileProcess>> FileProcess::start(const Work& work) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
     return make_error(Errc::kIo, std::string("socketpair: ") + std::strerror(errno));
@@ -76,12 +76,12 @@ Result<std::unique_ptr<Keeper>> Keeper::start(const Work& work) {
     _exit(0);
   }
   close(ends[1]);
-  return std::unique_ptr<Keeper>(new Keeper(ends[0]));
+  return std::unique_ptr<FileProcess>(new FileProcess(ends[0]));
 }
 
-Keeper::~Keeper() { close(socket_); }
+FileProcess::~FileProcess() { close(socket_); }
 
-Result<std::string> Keeper::ask(const std::string& request) {
+Result<std::string> FileProcess::ask(const std::string& request) {
   const std::lock_guard lock(mutex_);
   std::optional<std::string> answer;
   if (send_message(socket_, request)) answer = receive_message(socket_);

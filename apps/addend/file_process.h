@@ -13,22 +13,22 @@
 
 namespace addend::cli {
 
-class Keeper {
+class FileProcess {
  public:
-  /// Does what a request asks and returns the answer. Runs in the keeper's process.
+  /// Does what a request asks and returns the answer. Runs in that process.
   using Work = std::function<Result<std::string>(const std::string& request)>;
 
   /// Forks. REQUIRES: this process has one thread.
-  static Result<std::unique_ptr<Keeper>> start(const Work& work);
-  ~Keeper();
-  Keeper(const Keeper&) = delete;
-  Keeper& operator=(const Keeper&) = delete;
+  static Result<std::unique_ptr<FileProcess>> start(const Work& work);
+  ~FileProcess();
+  FileProcess(const FileProcess&) = delete;
+  FileProcess& operator=(const FileProcess&) = delete;
 
   /// Any thread; requests are done one after the other.
   Result<std::string> ask(const std::string& request);
 
  private:
-  explicit Keeper(int socket) : socket_(socket) {}
+  explicit FileProcess(int socket) : socket_(socket) {}
   int socket_;
   std::mutex mutex_;
 };
