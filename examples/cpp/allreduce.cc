@@ -1,49 +1,86 @@
 // SPDX-License-Identifier: Apache-2.0
 // Four workers (threads) sum sparse gradients; the planes that travel between them are a tenth of
-// the dense ones.
+// the dense ones.  usage: allreduce [CODEC], a lossless one
 #include <cstdio>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include <addend/pipeline.h>
 
-int main() {
-  constexpr uint32_t kWorld = 4;
+namespace {
+
+constexpr uint32_t kWorld = 4;
+constexpr std::size_t kCount = 1 << 20;
+constexpr std::size_t kApart = 100;
+
+// What worker w has: every hundredth element from the wth on.
+std::vector<float> make_gradient(uint32_t w) {
+  std::vector<float> gradient(kCount, 0.0f);
+  for (std::size_t i = w; i < kCount; i += kApart)
+    gradient[i] = 0.5f;
+  return gradient;
+}
+
+addend::Status check_sum(const std::vector<float>& sum) {
+  for (std::size_t i = 0; i < kCount; ++i) {
+    if (sum[i] == (i % kApart < kWorld ? 0.5f : 0.0f)) continue;
+    return addend::make_error(addend::Errc::kUndecodable,
+                              "element " + std::to_string(i) + " is " + std::to_string(sum[i]));
+  }
+  return {};
+}
+
+// Whatever can fail says so in what it returns: a value or an error, a status.
+addend::Status work(addend::Reducer& reducer, const std::string& codec_name) {
+  const auto spec = addend::CodecSpec::parse(codec_name);
+  ADDEND_TRY(spec);
+  addend::Layout layout;
+  layout.count = kCount;
+  layout.world = reducer.world();
+  layout.worker = reducer.worker();
+  const auto codec = addend::create_codec(*spec, layout);
+  ADDEND_TRY(codec);
+  const auto pipeline = addend::create_pipeline(reducer);
+  ADDEND_TRY(pipeline);
+
+  std::vector<float> gradient = make_gradient(reducer.worker());
+  const auto ticket = (*pipeline)->submit(**codec, gradient.data());
+  ADDEND_TRY(ticket);
+  ADDEND_TRY((*pipeline)->wait(*ticket));
+  ADDEND_TRY(check_sum(gradient));
+  if (reducer.worker() == 0) {
+    const addend::Report& report = (*codec)->report();
+    std::printf("%llu bytes instead of %llu\n", static_cast<unsigned long long>(report.wire_bytes),
+                static_cast<unsigned long long>(report.dense_bytes));
+  }
+  return {};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string codec = argc > 1 ? argv[1] : "exact";
   auto group = addend::create_local_group(kWorld);
+  if (!group) {
+    std::fprintf(stderr, "allreduce: %s\n", group.error().message.c_str());
+    return 1;
+  }
+  std::vector<addend::Status> done(kWorld);
   std::vector<std::thread> workers;
-  std::vector<int> failures(kWorld, 0);
   for (uint32_t w = 0; w < kWorld; ++w) {
     workers.emplace_back([&, w] {
-      std::vector<float> gradient(1 << 20, 0.0f);
-      for (std::size_t i = w; i < gradient.size(); i += 100)
-        gradient[i] = 0.5f;
-
-      addend::Layout layout;
-      layout.count = gradient.size();
-      layout.world = kWorld;
-      layout.worker = w;
-      auto codec = addend::create_codec(*addend::CodecSpec::parse("exact"), layout);
       const auto reducer = (*group)->reducer(w);
-      auto pipeline = addend::create_pipeline(*reducer);
-      const auto ticket = (*pipeline)->submit(**codec, gradient.data());
-      const addend::Status status = (*pipeline)->wait(*ticket);
-      if (!status) std::fprintf(stderr, "worker %u: %s\n", w, status.error().message.c_str());
-
-      for (std::size_t i = 0; i < gradient.size(); ++i) {
-        failures[w] += gradient[i] != (i % 100 < kWorld ? 0.5f : 0.0f) ? 1 : 0;
-      }
-      if (w == 0) {
-        const addend::Report& report = (*codec)->report();
-        std::printf("%llu bytes instead of %llu\n",
-                    static_cast<unsigned long long>(report.wire_bytes),
-                    static_cast<unsigned long long>(report.dense_bytes));
-      }
+      done[w] = work(*reducer, codec);
     });
   }
   for (std::thread& worker : workers)
     worker.join();
-  for (const int wrong : failures) {
-    if (wrong != 0) return 1;
+  int failed = 0;
+  for (uint32_t w = 0; w < kWorld; ++w) {
+    if (done[w]) continue;
+    std::fprintf(stderr, "worker %u: %s\n", w, done[w].error().message.c_str());
+    failed = 1;
   }
-  return 0;
+  return failed;
 }
