@@ -9,6 +9,7 @@
 
 #include "fuzz/input.h"
 #include "reduce/service/stream.h"
+#include "tests/support/keys.h"
 
 using addend::Op;
 using addend::fuzz::require;
@@ -25,10 +26,7 @@ constexpr uint8_t kRightTag = 0x80;
 
 struct Keys {
   static auth::FrameKey of(uint8_t fill) {
-    std::array<uint8_t, auth::Secret::kBytes> bytes;
-    bytes.fill(fill);
-    return *auth::FrameKey::create(
-        auth::Secret{std::span<const uint8_t, auth::Secret::kBytes>(bytes)}, kPayload);
+    return *auth::FrameKey::create(testing_support::secret_of(fill), kPayload);
   }
   auth::FrameKey worker = of(1), result = of(2);
 };

@@ -9,17 +9,14 @@
 #include "auth/payload_hash.h"
 #include "auth/siphash.h"
 #include "gtest/gtest.h"
+#include "tests/support/keys.h"
 #include "wire/hash.h"
 #include "wire/tag.h"
 
 namespace addend::auth {
 namespace {
 
-Secret secret_of(uint8_t fill) {
-  std::array<uint8_t, Secret::kBytes> bytes;
-  bytes.fill(fill);
-  return Secret{std::span<const uint8_t, Secret::kBytes>(bytes)};
-}
+using testing_support::secret_of;
 
 std::vector<uint8_t> random_bytes(uint64_t seed, std::size_t count) {
   std::vector<uint8_t> bytes(count);

@@ -8,15 +8,12 @@
 #include <unistd.h>
 
 #include "gtest/gtest.h"
+#include "tests/support/keys.h"
 
 namespace addend::auth {
 namespace {
 
-Secret secret_of(uint8_t fill) {
-  std::array<uint8_t, Secret::kBytes> bytes;
-  bytes.fill(fill);
-  return Secret{std::span<const uint8_t, Secret::kBytes>(bytes)};
-}
+using testing_support::secret_of;
 
 /// Both ends of a connection in one thread, over a pair of sockets.
 class Pair {

@@ -9,6 +9,7 @@
 #include "gtest/gtest.h"
 #include "net/udp_socket.h"
 #include "tests/support/frames.h"
+#include "tests/support/keys.h"
 
 namespace addend::service {
 namespace {
@@ -36,11 +37,7 @@ net::Address address_of(uint32_t worker) {
   return *net::resolve("10.0.0.1", static_cast<uint16_t>(7000 + worker));
 }
 
-auth::Secret job_secret() {
-  std::array<uint8_t, auth::Secret::kBytes> bytes;
-  bytes.fill(5);
-  return auth::Secret{std::span<const uint8_t, auth::Secret::kBytes>(bytes)};
-}
+auth::Secret job_secret() { return testing_support::secret_of(5); }
 
 class DataPlaneTest : public ::testing::Test {
  protected:

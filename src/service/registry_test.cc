@@ -5,9 +5,12 @@
 
 #include "gtest/gtest.h"
 #include "net/control_message.h"
+#include "tests/support/keys.h"
 
 namespace addend::service {
 namespace {
+
+using testing_support::key_of;
 
 struct SentMessage {
   ConnectionId to;
@@ -70,12 +73,6 @@ class FakeDataThreads final : public DataThreads {
   std::vector<uint32_t> left, ended, tables;
   std::shared_ptr<const JobEpoch> last;
 };
-
-ServiceKey key_of(uint8_t fill) {
-  ServiceKey key;
-  key.bytes.fill(fill);
-  return key;
-}
 
 class RegistryTest : public ::testing::Test {
  protected:

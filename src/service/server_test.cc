@@ -5,15 +5,12 @@
 #include "addend/service.h"
 #include "auth/control_client.h"
 #include "gtest/gtest.h"
+#include "tests/support/keys.h"
 
 namespace addend {
 namespace {
 
-ServiceKey key_of(uint8_t fill) {
-  ServiceKey key;
-  key.bytes.fill(fill);
-  return key;
-}
+using testing_support::key_of;
 
 class ServerTest : public ::testing::Test {
  protected:

@@ -30,6 +30,7 @@
 #include "addend/fold.h"
 #include "net/udp_socket.h"
 #include "service/data_plane.h"
+#include "tests/support/keys.h"
 
 namespace {
 
@@ -41,11 +42,7 @@ constexpr uint32_t kFrame = ADDEND_FRAME_HEADER_BYTES + kPayload;
 constexpr double kContributions = double{kTurns} * kSlots * kWorld;
 constexpr uint32_t kSuper = 45;  // frames of a super-packet
 
-auth::Secret secret() {
-  std::array<uint8_t, auth::Secret::kBytes> bytes;
-  bytes.fill(3);
-  return auth::Secret{std::span<const uint8_t, auth::Secret::kBytes>(bytes)};
-}
+auth::Secret secret() { return testing_support::secret_of(3); }
 
 /// All threads that this one starts, too.
 void stay_on_one_processor() {

@@ -12,6 +12,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/exact_sum.h"
 #include "tests/support/gradients.h"
+#include "tests/support/keys.h"
 #include "tests/support/spawn.h"
 #include "wire/element.h"
 
@@ -21,16 +22,11 @@ namespace {
 using testing_support::element;
 using testing_support::ExactSum;
 using testing_support::far;
+using testing_support::key_of;
 
 using Bytes = std::vector<uint8_t>;
 constexpr uint32_t kWorld = 3;
 constexpr uint64_t kCount = 20000;
-
-ServiceKey key() {
-  ServiceKey key;
-  key.bytes.fill(1);
-  return key;
-}
 
 class IntegerPlanesTest : public ::testing::Test {
  protected:
@@ -41,13 +37,13 @@ class IntegerPlanesTest : public ::testing::Test {
     options.http = false;
     options.tenants.resize(1);
     options.tenants[0].name = "lab";
-    options.tenants[0].key = key();
+    options.tenants[0].key = key_of(1);
     options.tenants[0].floats = false;
     auto server =
         Server::start(options, [](LogLevel, std::string_view, std::span<const LogField>) {});
     ASSERT_TRUE(server) << server.error().message;
     server_ = *std::move(server);
-    access_ = {"127.0.0.1:" + std::to_string(server_->control_port()), "lab", key(), {}};
+    access_ = {"127.0.0.1:" + std::to_string(server_->control_port()), "lab", key_of(1), {}};
   }
 
   void work(const std::function<void(Reducer&)>& body) {

@@ -14,6 +14,7 @@
 #include "addend/pipeline.h"
 #include "addend/reduce.h"
 #include "gtest/gtest.h"
+#include "tests/support/keys.h"
 #include "tests/support/spawn.h"
 #include "wire/hash.h"
 
@@ -21,12 +22,7 @@ namespace addend {
 namespace {
 
 using testing_support::far;
-
-ServiceKey key_of(uint8_t fill) {
-  ServiceKey key;
-  key.bytes.fill(fill);
-  return key;
-}
+using testing_support::key_of;
 
 class ServiceTest : public ::testing::Test {
  protected:

@@ -12,6 +12,7 @@
 #include "aggregate/slots.h"
 #include "gtest/gtest.h"
 #include "reduce/service/stream.h"
+#include "tests/support/keys.h"
 #include "wire/hash.h"
 
 namespace addend::service_client {
@@ -29,10 +30,7 @@ struct Link {
 };
 
 auth::FrameKey key_of(uint8_t fill) {
-  std::array<uint8_t, auth::Secret::kBytes> bytes;
-  bytes.fill(fill);
-  return *auth::FrameKey::create(
-      auth::Secret{std::span<const uint8_t, auth::Secret::kBytes>(bytes)}, kPayload);
+  return *auth::FrameKey::create(testing_support::secret_of(fill), kPayload);
 }
 
 class Wire {

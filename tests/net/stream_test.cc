@@ -10,6 +10,7 @@
 
 #include "aggregate/slots.h"
 #include "gtest/gtest.h"
+#include "tests/support/keys.h"
 #include "wire/hash.h"
 
 namespace addend::service_client {
@@ -19,10 +20,7 @@ constexpr uint32_t kPayload = 16;
 constexpr uint64_t kStepNs = 20'000;
 
 auth::FrameKey key_of(uint8_t fill) {
-  std::array<uint8_t, auth::Secret::kBytes> bytes;
-  bytes.fill(fill);
-  return *auth::FrameKey::create(
-      auth::Secret{std::span<const uint8_t, auth::Secret::kBytes>(bytes)}, kPayload);
+  return *auth::FrameKey::create(testing_support::secret_of(fill), kPayload);
 }
 
 struct Faults {
