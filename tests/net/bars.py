@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Callable
 
-from network import Network, Service, make_key, why_not
+from network import Network, Service, why_not
 
 WORLD = 4
 DENSITY = 0.05
@@ -50,9 +50,7 @@ class Bars:
     def __init__(self, addend: str, folder: Path) -> None:
         self.addend, self.folder = addend, folder
         self.network = Network(WORLD)
-        self.key = make_key(addend, folder / "lab.key")
-        self.tenants = f'[[tenant]]\nname = "lab"\nkey_file = "{self.key}"\n'
-        Service(self.network, addend, folder, self.tenants)
+        self.key = Service(self.network, addend, folder).keys["lab"]
         self.good = True
 
     def limit_link(self, space: str, device: str) -> None:
@@ -71,9 +69,7 @@ class Bars:
         space, address = self.network.add_host("box")
         self.limit_link(self.network.server_space, "box")
         self.limit_link(space, "w")
-        folder = self.folder / "box"
-        folder.mkdir()
-        Service(self.network, self.addend, folder, self.tenants, space)
+        Service(self.network, self.addend, self.folder, space=space)
         return address
 
     def connect_workers(self) -> None:

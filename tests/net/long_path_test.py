@@ -7,13 +7,12 @@ that costs: loss_bars.py. Usage: long_path_test.py PATH_OF_ADDEND PATH_OF_BAD_WI
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 import tempfile
 import unittest
 from pathlib import Path
 
-from network import Network, Service, make_key, why_not
+from network import Network, Service, why_not
 
 ADDEND, BAD_WIRE = (
     (sys.argv.pop(1), sys.argv.pop(1)) if len(sys.argv) > 2 else ("addend", "bad_wire")
@@ -27,37 +26,12 @@ class LongPathTest(unittest.TestCase):
     def test_every_element_is_right(self) -> None:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
-            network = Network(
-                WORLD,
-                (
-                    BAD_WIRE,
-                    "--delay-us",
-                    5000,
-                    "--loss-ppm",
-                    20000,
-                    "--duplicate-ppm",
-                    20000,
-                    "--swap-ppm",
-                    20000,
-                ),
-            )
+            faults = "--delay-us 5000 --loss-ppm 20000 --duplicate-ppm 20000 --swap-ppm 20000"
+            network = Network(WORLD, (BAD_WIRE, *faults.split()))
             self.addCleanup(network.close)
-            key = make_key(ADDEND, folder / "lab.key")
-            service = Service(
-                network, ADDEND, folder, f'[[tenant]]\nname = "lab"\nkey_file = "{key}"\n'
-            )
-            processes = [
-                network.start(
-                    network.space(worker),
-                    ADDEND,
-                    *shlex.split(
-                        f"perf --reducer service --aggregator 10.77.{worker}.1:7700 --identity "
-                        f"lab --key {key} --workers {WORLD} --worker {worker} -b 256K -e 1M -n 4 "
-                        "-c dense -c exact:values=reproducible --values integers"
-                    ),
-                )
-                for worker in range(WORLD)
-            ]
+            service = Service(network, ADDEND, folder)
+            options = "-b 256K -e 1M -n 4 -c dense -c exact:values=reproducible --values integers"
+            processes = [service.worker(worker, WORLD, options) for worker in range(WORLD)]
             for process in processes:
                 out, err = process.communicate(timeout=120)
                 self.assertEqual(process.returncode, 0, out + err)

@@ -8,12 +8,11 @@ part that takes a minute and a half. Usage: loss_bars.py PATH_OF_ADDEND PATH_OF_
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 import tempfile
 from pathlib import Path
 
-from network import Network, Service, make_key, why_not
+from network import Network, Service, why_not
 
 WORLD = 2
 KIB, MIB = 1 << 10, 1 << 20
@@ -29,24 +28,14 @@ def measure(
     """Seconds of a step, by codec and size."""
     network = Network(WORLD, (bad_wire, "--delay-us", us // 2, "--loss-ppm", ppm))
     try:
-        key = folder / f"{us}-{ppm}.key"
-        make_key(addend, key)
-        Service(network, addend, folder, f'[[tenant]]\nname = "lab"\nkey_file = "{key}"\n')
+        service = Service(network, addend, folder)
         seconds = {}
         for size, steps in sizes.items():
-            processes = [
-                network.start(
-                    network.space(worker),
-                    addend,
-                    *shlex.split(
-                        f"perf --reducer service --aggregator 10.77.{worker}.1:7700 --identity "
-                        f"lab --key {key} --workers {WORLD} --worker {worker} -b {size} -e {size} "
-                        f"-w 2 -n {steps} -c dense -c exact --density 0.05 --overlap full "
-                        "--values integers --json"
-                    ),
-                )
-                for worker in range(WORLD)
-            ]
+            options = (
+                f"-b {size} -e {size} -w 2 -n {steps} -c dense -c exact --density 0.05 "
+                "--overlap full --values integers --json"
+            )
+            processes = [service.worker(worker, WORLD, options) for worker in range(WORLD)]
             outputs = [process.communicate(timeout=900) for process in processes]
             if any(process.returncode != 0 for process in processes):
                 raise RuntimeError(str(outputs))

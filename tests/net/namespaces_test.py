@@ -15,7 +15,7 @@ import unittest
 from pathlib import Path
 from typing import Any
 
-from network import Network, Service, make_key, wait_until, why_not
+from network import Network, Service, wait_until, why_not
 
 ADDEND = sys.argv.pop(1) if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else "addend"
 WORLD = 4
@@ -30,54 +30,27 @@ class NamespacesTest(unittest.TestCase):
         self.folder = Path(self.scratch.name)
         self.network = Network(WORLD)
         self.addCleanup(self.network.close)
-        self.key = make_key(ADDEND, self.folder / "lab.key")
-        self.other = make_key(ADDEND, self.folder / "other.key")
         self.service = Service(
             self.network,
             ADDEND,
             self.folder,
-            f'''
-[[tenant]]
-name = "lab"
-key_file = "{self.key}"
-sees_all = true
-[[tenant]]
-name = "greedy"
-key_file = "{self.other}"
-packets_per_s = 2000
-max_slots = 100
-''',
+            {"lab": "sees_all = true", "greedy": "packets_per_s = 2000\nmax_slots = 100"},
         )
 
     def worker(
         self,
         number: int,
-        *extra: object,
+        more: str = "",
         world: int = WORLD,
-        tenant: str = "lab",
-        key: Path | None = None,
         iterations: int = 10,
         size: str = "1M",
-        machine: int | None = None,
+        **where: Any,
     ) -> subprocess.Popen[str]:
-        machine = number if machine is None else machine
-        return self.network.start(
-            self.network.space(machine),
-            ADDEND,
-            *shlex.split(
-                f"perf --reducer service --aggregator 10.77.{machine}.1:7700 --identity {tenant} "
-                "--key"
-            ),
-            key or self.key,
-            *shlex.split(
-                f"--workers {world} --worker {number} -b {size} -e {size} -n {iterations} -c "
-                "dense -c exact:values=reproducible --values integers"
-            ),
-            *extra,
-        )
+        options = f"-b {size} -e {size} -n {iterations} -c dense -c exact:values=reproducible"
+        return self.service.worker(number, world, f"{options} --values integers {more}", **where)
 
-    def workers(self, *extra: object, **options: Any) -> list[subprocess.Popen[str]]:
-        return [self.worker(number, *extra, **options) for number in range(WORLD)]
+    def workers(self, **options: Any) -> list[subprocess.Popen[str]]:
+        return [self.worker(number, **options) for number in range(WORLD)]
 
     def finish(self, process: subprocess.Popen[str], seconds: float = 120) -> str:
         out, err = process.communicate(timeout=seconds)
@@ -124,7 +97,7 @@ max_slots = 100
             ADDEND,
             *shlex.split(
                 f"job create default --workers {WORLD} --patience 1 --aggregator 127.0.0.1:7700 "
-                f"--identity lab --key {self.key}"
+                f"--identity lab --key {self.service.keys['lab']}"
             ),
         )
         processes = self.workers(iterations=100000)
@@ -169,7 +142,7 @@ max_slots = 100
         self.assertIsNone(again.poll())
 
     def test_a_wrong_key_does_not_join(self) -> None:
-        self.fails(self.worker(0, key=self.other, world=1), "did not accept 'lab'")
+        self.fails(self.worker(0, key="greedy", world=1), "did not accept 'lab'")
 
     def test_garbage_is_counted_and_not_answered(self) -> None:
         processes = self.workers(iterations=40)
@@ -232,9 +205,7 @@ max_slots = 100
 
     def test_a_greedy_tenant_is_slowed_down_and_another_does_not_notice(self) -> None:
         greedy = [
-            self.worker(
-                number, "--slots", "64", tenant="greedy", key=self.other, iterations=100000, world=2
-            )
+            self.worker(number, "--slots 64", tenant="greedy", iterations=100000, world=2)
             for number in range(2)
         ]
         wait_until(lambda: self.service.refused().get("rate", 0) > 100, "refusals by rate")
@@ -245,9 +216,7 @@ max_slots = 100
         for process in greedy:
             self.assertIsNone(process.poll())
         self.fails(
-            self.worker(
-                0, "--job", "big", "--slots", "101", tenant="greedy", key=self.other, world=1
-            ),
+            self.worker(0, "--job big --slots 101", tenant="greedy", world=1),
             "capacity",
         )
 

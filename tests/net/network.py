@@ -12,8 +12,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Callable
 
 HERE = Path(__file__).resolve().parent
@@ -160,17 +161,58 @@ class Network:
             run("ip", "netns", "del", space, check=False)
 
 
+def make_key(addend: str, path: Path) -> Path:
+    """Unless it is there."""
+    if not path.exists():
+        run(addend, "keygen", path)
+    return path
+
+
 class Service:
-    """`addend serve` in the server's namespace, or another."""
+    """`addend serve` in the server's namespace, or another. `tenants`: what the configuration says
+    of each but its name and key. Tenant `lab` is there in any case.
+    """
 
     def __init__(
-        self, network: Network, addend: str, folder: Path, tenants: str, space: str | None = None
+        self,
+        network: Network,
+        addend: str,
+        folder: Path,
+        tenants: Mapping[str, str] = MappingProxyType({}),
+        space: str | None = None,
     ) -> None:
         self.network, self.addend, self.folder = network, addend, folder
         self.space = space or network.server_space
         self.config = folder / "serve.toml"
-        self.config.write_text('[server]\ndrain_s = 1\n[http]\naddress = "0.0.0.0"\n' + tenants)
+        text = '[server]\ndrain_s = 1\n[http]\naddress = "0.0.0.0"\n'
+        self.keys = {}
+        for name, more in {"lab": "", **tenants}.items():
+            self.keys[name] = make_key(addend, folder / f"{name}.key")
+            text += f'[[tenant]]\nname = "{name}"\nkey_file = "{self.keys[name]}"\n{more}\n'
+        self.config.write_text(text)
         self.process = self._start()
+
+    def worker(
+        self,
+        number: int,
+        world: int,
+        options: str,
+        host: str = "10.77.{}.1",
+        tenant: str = "lab",
+        key: str | None = None,
+        machine: int | None = None,
+    ) -> subprocess.Popen[str]:
+        """`addend perf` as worker `number`, in that worker's namespace or in `machine`'s, with the
+        key of `tenant` or of another.
+        """
+        machine = number if machine is None else machine
+        access = f"{host.format(machine)}:7700 --identity {tenant} --key {self.keys[key or tenant]}"
+        words = f"--aggregator {access} --workers {world} --worker {number} {options}"
+        return self.network.start(
+            self.network.space(machine),
+            self.addend,
+            *shlex.split(f"perf --reducer service {words}"),
+        )
 
     def _start(self) -> subprocess.Popen[str]:
         process = self.network.start(self.space, self.addend, "serve", "--config", self.config)
@@ -198,8 +240,3 @@ class Service:
             for why, count in job["refused"].items():
                 total[why] = total.get(why, 0) + count
         return total
-
-
-def make_key(addend: str, path: Path) -> Path:
-    run(addend, "keygen", path)
-    return path

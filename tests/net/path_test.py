@@ -6,7 +6,6 @@ closed, in namespaces. Usage: path_test.py PATH_OF_ADDEND
 
 from __future__ import annotations
 
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -15,7 +14,7 @@ import unittest
 from pathlib import Path
 from typing import Any
 
-from network import Network, Service, make_key, wait_until, why_not
+from network import Network, Service, wait_until, why_not
 
 ADDEND = sys.argv.pop(1) if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else "addend"
 WORLD = 3
@@ -32,13 +31,7 @@ class PathTest(unittest.TestCase):
         self.network = Network(WORLD)
         self.addCleanup(self.network.close)
         self.server_end, self.worker_end = self.network.ends(ODD)
-        self.key = make_key(ADDEND, self.folder / "lab.key")
-        self.service = Service(
-            self.network,
-            ADDEND,
-            self.folder,
-            f'[[tenant]]\nname = "lab"\nkey_file = "{self.key}"\n',
-        )
+        self.service = Service(self.network, ADDEND, self.folder)
 
     def set_mtu(self, end: tuple[str, str], mtu: int) -> None:
         space, device = end
@@ -47,22 +40,8 @@ class PathTest(unittest.TestCase):
     def start(
         self, host: str = "10.77.{}.1", iterations: int = 100000
     ) -> list[subprocess.Popen[str]]:
-        return [
-            self.network.start(
-                self.network.space(number),
-                ADDEND,
-                "perf",
-                "--reducer",
-                "service",
-                "--aggregator",
-                host.format(number) + ":7700",
-                *shlex.split(
-                    f"--identity lab --key {self.key} --workers {WORLD} --worker {number} -b 256K "
-                    f"-e 256K -n {iterations} -c dense --values integers"
-                ),
-            )
-            for number in range(WORLD)
-        ]
+        options = f"-b 256K -e 256K -n {iterations} -c dense --values integers"
+        return [self.service.worker(number, WORLD, options, host) for number in range(WORLD)]
 
     def runs(self, payload: int, **options: Any) -> None:
         """Steps go by, in frames of that payload."""
