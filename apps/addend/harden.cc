@@ -120,7 +120,7 @@ std::vector<sock_filter> make_filter() {
 Status drop_privileges(const std::string& user) {
   if (!user.empty()) {
     errno = 0;
-    const passwd* entry = getpwnam(user.c_str());  // NOLINT(concurrency-mt-unsafe): at start only
+    const passwd* entry = getpwnam(user.c_str());  // at start only, with one thread
     if (entry == nullptr) {
       return make_error(Errc::kInvalidArgument, "there is no user '" + user + "'");
     }

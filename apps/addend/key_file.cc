@@ -29,7 +29,7 @@ int digit(char c) {
 // systemd hands a credential over in a directory that only the service's user may enter; since
 // version 254 as 0440 with an access list, where the group's bits stand for the list.
 bool is_credential(const std::string& path) {
-  const char* folder = std::getenv("CREDENTIALS_DIRECTORY");  // NOLINT(concurrency-mt-unsafe)
+  const char* folder = std::getenv("CREDENTIALS_DIRECTORY");
   if (folder == nullptr || *folder == '\0') return false;
   std::error_code ignored;
   const auto real = std::filesystem::weakly_canonical(path, ignored);

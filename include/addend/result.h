@@ -44,8 +44,8 @@ struct Error {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : state_(std::move(value)) {}      // NOLINT(google-explicit-constructor)
-  Result(Error error) : state_(std::move(error)) {}  // NOLINT(google-explicit-constructor)
+  Result(T value) : state_(std::move(value)) {}      // implicit: return either
+  Result(Error error) : state_(std::move(error)) {}  // implicit: return either
 
   bool has_value() const { return std::holds_alternative<T>(state_); }
   explicit operator bool() const { return has_value(); }
@@ -70,7 +70,7 @@ template <>
 class [[nodiscard]] Result<void> {
  public:
   Result() = default;
-  Result(Error error) : error_(std::move(error)) {}  // NOLINT(google-explicit-constructor)
+  Result(Error error) : error_(std::move(error)) {}  // implicit: return either
 
   bool has_value() const { return !error_.has_value(); }
   explicit operator bool() const { return has_value(); }

@@ -12,8 +12,8 @@
 
 namespace {
 
-using namespace addend;                   // NOLINT(google-build-using-namespace): a test program
-using namespace addend::testing_support;  // NOLINT(google-build-using-namespace)
+using namespace addend;  // a test program
+using namespace addend::testing_support;
 
 int failures = 0;
 

@@ -34,7 +34,7 @@
 
 namespace {
 
-using namespace addend;  // NOLINT(google-build-using-namespace): a program of one file
+using namespace addend;  // a program of one file
 
 constexpr uint32_t kWorld = 4, kSlots = 180, kTurns = 40, kRepetitions = 31;
 constexpr uint32_t kPayload = ADDEND_FRAME_PAYLOAD_BYTES;

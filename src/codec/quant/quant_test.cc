@@ -15,7 +15,7 @@
 namespace addend::quant {
 namespace {
 
-using namespace testing_support;  // NOLINT(google-build-using-namespace)
+using namespace testing_support;
 
 Result<std::unique_ptr<Codec>> create(const std::string& spec, const Layout& layout) {
   return create_codec(*CodecSpec::parse(spec), layout);

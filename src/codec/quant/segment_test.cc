@@ -16,7 +16,7 @@
 namespace addend::quant {
 namespace {
 
-using namespace testing_support;  // NOLINT(google-build-using-namespace)
+using namespace testing_support;
 
 Layout segmented(std::vector<Segment> segments, uint32_t world = 2) {
   Layout layout = quant_layout(world, 0);

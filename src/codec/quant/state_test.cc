@@ -14,7 +14,7 @@
 namespace addend::quant {
 namespace {
 
-using namespace testing_support;  // NOLINT(google-build-using-namespace)
+using namespace testing_support;
 
 std::vector<double> zeros_of(const Layout& layout) {
   return std::vector<double>(layout.count, 0.0);

@@ -155,7 +155,7 @@ class MpiReducer final : public Reducer {
   Error broke(const Error& error) {
     broken_ = "the MPI communicator is unusable since: " + error.message;
     g_collective_lost = true;
-    staging_.release();  // left to MPI, see kPieceBytes  NOLINT(bugprone-unused-return-value)
+    staging_.release();  // left to MPI, see kPieceBytes
     return error;
   }
 
