@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import unittest
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -36,6 +37,22 @@ def why_not() -> str | None:
         return "the kernel gives no namespaces: " + done.stderr.strip()
     run("ip", "netns", "del", probe)
     return None
+
+
+def start(
+    test: unittest.TestCase, *command: object, stderr: int | None = None
+) -> subprocess.Popen[str]:
+    """A process that lives no longer than the test."""
+    process = subprocess.Popen(
+        [str(word) for word in command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+    )
+    test.addCleanup(process.communicate)
+    test.addCleanup(process.kill)
+    return process
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
