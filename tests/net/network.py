@@ -11,6 +11,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 from collections.abc import Iterable, Mapping, Sequence
@@ -183,6 +184,19 @@ def make_key(addend: str, path: Path) -> Path:
     if not path.exists():
         run(addend, "keygen", path)
     return path
+
+
+class NetworkTest(unittest.TestCase):
+    """Each test has a network of so many workers, and a folder."""
+
+    workers = 1
+
+    def setUp(self) -> None:
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.folder = Path(scratch.name)
+        self.network = Network(self.workers)
+        self.addCleanup(self.network.close)
 
 
 class Service:
