@@ -39,15 +39,17 @@ bench: build-release
 bench-torch: python-env
 	.venv/bin/python bench/torch_bars.py
 
-# The service's bars: goodput against bare UDP, whole and split super-packets; 1 Gbit/s links; loss (as root).
+# The service's bars: goodput against bare UDP, whole and split super-packets; the XDP program; 1 Gbit/s links; loss (as root).
 # LOSS_BARS=--full takes all paths and sizes, a quarter of an hour.
 bench-service: python-env
 	tools/install_packages.sh build test
 	cmake --preset bench
-	cmake --build --preset bench -j $(JOBS) --target service_goodput service_abuse bad_wire addend
+	cmake --build --preset bench -j $(JOBS) --target service_goodput service_abuse bad_wire driver_bars addend
 	build/bench/tests/service_goodput
 	ip netns add addend-split && ip netns exec addend-split ip link set lo up gso_max_segs 1
 	ip netns exec addend-split build/bench/tests/service_goodput; code=$$?; ip netns del addend-split; exit $$code
+	build/bench/tests/driver_bars
+	python3 tests/net/xdp_bars.py build/bench/apps/addend/addend
 	python3 tests/net/bars.py build/bench/apps/addend/addend .venv/bin/python
 	python3 tests/net/abuse_test.py build/bench/apps/addend/addend build/bench/tests/service_abuse --bench
 	python3 tests/net/loss_bars.py build/bench/apps/addend/addend build/bench/tests/bad_wire $(LOSS_BARS)

@@ -48,6 +48,7 @@ std::string fixed_changes(const ServeConfig& old, const ServeConfig& now) {
       {"control_port", a.control_port != b.control_port},
       {"data_port", a.data_port != b.data_port},
       {"threads", a.threads != b.threads},
+      {"xdp", a.xdp_interface != b.xdp_interface},
       {"[http]",
        a.http != b.http || a.http_address != b.http_address || a.http_port != b.http_port},
       {"user", old.user != now.user},
@@ -149,6 +150,8 @@ void add_serve_command(CLI::App& app, Exit& exit) {
   command->add_option("--threads", options->threads, "data threads")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
+  command->add_option("--xdp", options->xdp_interface, "fold and answer in this interface's driver")
+      ->type_name("IFACE");
   command->footer(kFooter);
   command->callback([options, &exit] { exit.code = run_serve(*options); });
 }

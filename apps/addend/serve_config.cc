@@ -120,6 +120,7 @@ Status read_server(const toml::table& table, ServeConfig& config, const ReadFile
   reader.number("control_port", server.control_port);
   reader.number("data_port", server.data_port);
   reader.number("threads", server.threads, 1u);
+  reader.text("xdp", server.xdp_interface);
   reader.number("max_connections", server.max_connections, 1u);
   reader.seconds("drain_s", config.drain_s);
   reader.text("user", config.user);
@@ -221,7 +222,12 @@ Result<ServeConfig> read_serve_config(const std::string& path, const ReadFile& r
 }  // namespace
 
 Result<ServeConfig> make_config(const ServeOptions& options, const ReadFile& read) {
-  if (!options.config_file.empty()) return read_serve_config(options.config_file, read);
+  if (!options.config_file.empty()) {
+    auto config = read_serve_config(options.config_file, read);
+    if (config && !options.xdp_interface.empty())
+      config->server.xdp_interface = options.xdp_interface;
+    return config;
+  }
   if (options.key_file.empty()) {
     return make_error(Errc::kInvalidArgument, "give --config FILE or --key FILE");
   }
@@ -234,6 +240,7 @@ Result<ServeConfig> make_config(const ServeOptions& options, const ReadFile& rea
   config.server.http_port =
       static_cast<uint16_t>(options.port == 0 ? 0 : options.port + kHttpAbove);
   config.server.threads = options.threads;
+  config.server.xdp_interface = options.xdp_interface;
   config.server.tenants.resize(1);
   config.server.tenants[0].name = "default";
   config.server.tenants[0].key = *key;

@@ -27,6 +27,7 @@ struct ServeOptions {
   std::string address;
   uint16_t port = 7700;
   uint32_t threads = 1;
+  std::string xdp_interface;
 };
 
 /// HTTP is so many ports above the control plane where no file says where.

@@ -51,7 +51,10 @@ struct ServerOptions {
   uint16_t control_port = 0;  ///< TCP; 0: any
   uint16_t data_port = 0;     ///< UDP, the first of `threads` ports; 0: any
   uint32_t threads = 1;       ///< data threads, 1 to 64
-  bool http = true;           ///< serve /metrics and a page for people
+  /// Contributions that arrive at this interface are folded and answered in its driver, as far as
+  /// they are of integers (docs/xdp.md). "": all by the data threads.
+  std::string xdp_interface;
+  bool http = true;  ///< serve /metrics and a page for people
   std::string http_address = "127.0.0.1";
   uint16_t http_port = 0;  ///< 0: any
   std::vector<TenantOptions> tenants;

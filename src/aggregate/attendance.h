@@ -19,6 +19,8 @@ class Attendance {
  public:
   /// Workers that nobody waits for, and whose contributions are refused.
   uint64_t absent() const { return absent_.load(std::memory_order_relaxed); }
+  /// Whether nobody is absent, nor was until the step that goes on.
+  bool all_present() const { return absent() == 0 && back_.load(std::memory_order_relaxed) == 0; }
   /// A turn was closed at a quorum without these.
   void miss(uint64_t workers) {
     back_.fetch_and(~workers, std::memory_order_relaxed);

@@ -24,7 +24,7 @@ TEST(Model, EveryAnswerIsTheReferences) {
     SlotsAgainstReference model{Random(seed)};
     for (int event = 0; event < 300; ++event)
       ASSERT_TRUE(model.step()) << "seed " << seed << " event " << event;
-    const aggregate::Counters& counters = model.slots().counters();
+    const aggregate::Counters counters = model.machine().counters();
     complete += counters.complete;
     partial += counters.partial;
     answered += counters.answered;

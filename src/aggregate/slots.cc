@@ -177,10 +177,20 @@ void Slots::open(uint32_t index, const addend_frame_header& header, uint64_t now
   bank.length = header.length;
   bank.sum_length = static_cast<uint16_t>(addend_frame_sum_length(header.op, header.length));
   bank.state = State::kOpen;
+  enlist(index);
+}
+
+// Nearly always behind all others; a turn that was opened elsewhere may be older.
+void Slots::enlist(uint32_t index) {
+  Bank& bank = banks_[index];
   bank.earlier = newest_;
   bank.later = kNone;
-  (newest_ == kNone ? oldest_ : banks_[newest_].later) = index;
-  newest_ = index;
+  while (bank.earlier != kNone && banks_[bank.earlier].opened_ns > bank.opened_ns) {
+    bank.later = bank.earlier;
+    bank.earlier = banks_[bank.earlier].earlier;
+  }
+  (bank.earlier == kNone ? oldest_ : banks_[bank.earlier].later) = index;
+  (bank.later == kNone ? newest_ : banks_[bank.later].earlier) = index;
 }
 
 void Slots::close(uint32_t index) {
@@ -284,6 +294,37 @@ uint64_t Slots::waited_for(uint64_t opened_ns) const {
        index = banks_[index].later)
     workers |= everyone_ & ~banks_[index].contributors;
   return workers & ~attendance_->absent();
+}
+
+BankImage Slots::bank(uint32_t slot, uint32_t number) const {
+  const uint32_t index = (slot - options_.first_slot) * 2 + number;
+  ADDEND_ASSERT(index < banks_.size());
+  const Bank& bank = banks_[index];
+  return {bank.contributors, bank.opened_ns, bank.turn,  bank.length, bank.sum_length,
+          bank.op,           bank.flags,     bank.state, sums(index)};
+}
+
+void Slots::set_bank(uint32_t slot, uint32_t number, const BankImage& image) {
+  const uint32_t index = (slot - options_.first_slot) * 2 + number;
+  ADDEND_ASSERT(index < banks_.size() && banks_[index].state != State::kOpen);
+  ADDEND_ASSERT(image.sum_length <= options_.payload_bytes);
+  Bank& bank = banks_[index];
+  bank.contributors = image.contributors;
+  bank.opened_ns = image.opened_ns;
+  bank.turn = image.turn;
+  bank.length = image.length;
+  bank.sum_length = image.sum_length;
+  bank.op = image.op;
+  bank.flags = image.flags;
+  bank.state = image.state;
+  if (image.sum_length > 0) std::memcpy(sums(index), image.sums, image.sum_length);
+  if (bank.state == State::kOpen) enlist(index);
+}
+
+bool Slots::is_waiting(uint32_t slot) const {
+  const uint32_t index = (slot - options_.first_slot) * 2;
+  ADDEND_ASSERT(index + 1 < banks_.size());
+  return banks_[index].state == State::kOpen || banks_[index + 1].state == State::kOpen;
 }
 
 void Slots::end(addend_notice why, uint32_t worker, Reply& reply) {

@@ -70,6 +70,21 @@ struct Counters {
   std::array<uint64_t, ADDEND_MAX_JOB_WORKERS> last{};  ///< turns that waited for this worker
 };
 
+/// A bank as it moves to another data plane that folds the same job, or comes from one. The sums
+/// belong to whoever made this.
+struct BankImage {
+  enum class State : uint8_t { kIdle, kOpen, kClosed };
+  uint64_t contributors = 0;
+  uint64_t opened_ns = 0;  ///< when patience began
+  uint32_t turn = 0;
+  uint16_t length = 0;  ///< of a contribution
+  uint16_t sum_length = 0;
+  uint8_t op = 0;
+  uint8_t flags = 0;  ///< table number, entry, and partial once closed so
+  State state = State::kIdle;
+  const uint8_t* sums = nullptr;
+};
+
 /// A range of one job's slots. One thread at a time.
 class Slots {
  public:
@@ -95,6 +110,15 @@ class Slots {
   /// Workers, by bit, that turns wait for which were opened at `opened_ns` or before.
   uint64_t waited_for(uint64_t opened_ns) const;
 
+  /// One of a slot's two banks, and what becomes of it elsewhere. REQUIRES: the slot is in this
+  /// range; set_bank: the bank is not open.
+  BankImage bank(uint32_t slot, uint32_t number) const;
+  void set_bank(uint32_t slot, uint32_t number, const BankImage& image);
+  /// Whether some turn of a slot is open.
+  bool is_waiting(uint32_t slot) const;
+  /// Whether every worker is waited for, and none was left out and heard of since.
+  bool all_present() const { return attendance_->all_present(); }
+
   /// Ends the epoch: from now on every contribution is answered with this notice.
   void end(addend_notice why, uint32_t worker, Reply& reply);
   bool ended() const { return ended_; }
@@ -106,7 +130,7 @@ class Slots {
   uint64_t memory_bytes() const;
 
  private:
-  enum class State : uint8_t { kIdle, kOpen, kClosed };
+  using State = BankImage::State;
   static constexpr uint32_t kNone = ~0u;
 
   struct Bank {
@@ -128,6 +152,7 @@ class Slots {
   Outcome contribute(uint32_t index, const addend_frame_header& header, const uint8_t* payload);
   void open(uint32_t index, const addend_frame_header& header, uint64_t now_ns);
   void add(uint32_t index, const addend_frame_header& header, const uint8_t* payload);
+  void enlist(uint32_t index);
   void close(uint32_t index);
   bool has_all_present(const Bank& bank) const;
   Reply close_partial(uint32_t index);

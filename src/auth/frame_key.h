@@ -59,6 +59,11 @@ class FrameKey {
     return (addend_be64(header.tag) ^ tag(header, payload)) == 0;
   }
 
+  /// For a data plane with a memory of its own: the key of the pseudo-random function, and the
+  /// words of the hash's (src/wire/tag.h).
+  const std::array<uint64_t, 2>& prf() const { return prf_; }
+  std::span<const uint32_t> hash_words() const { return hash_; }
+
   /// The tags of many frames, in less time than one by one: tags[i] is that of frames[i].
   /// REQUIRES: every frame has a header, and a payload no longer than its key is for.
   static void tag_all(std::span<const KeyedFrame> frames, uint64_t* tags) noexcept;

@@ -41,20 +41,44 @@ void tag_frames(const auth::FrameKey& key, std::span<uint8_t> bytes, std::size_t
   }
 }
 
+void add_counters(aggregate::Counters& to, const aggregate::Counters& from) {
+  to.folded += from.folded;
+  to.complete += from.complete;
+  to.answered += from.answered;
+  to.resent += from.resent;
+  for (std::size_t i = 0; i < to.refused.size(); ++i)
+    to.refused[i] += from.refused[i];
+  for (std::size_t w = 0; w < to.last.size(); ++w)
+    to.last[w] += from.last[w];
+}
+
+void add_counters(DataPlaneStatus& to, const dataplane::DriverCounters& from) {
+  to.packets += from.packets;
+  to.bytes += from.bytes;
+  to.sent_packets += from.sent_packets;
+  to.sent_bytes += from.sent_bytes;
+  to.driver_packets += from.packets;
+}
+
 }  // namespace
 
 DataPlane::DataPlane(FrameSink& sink)
     : sink_(sink), super_(net::kMaxSuperBytes), singles_(net::kMaxSuperBytes) {}
 
-void DataPlane::add(std::shared_ptr<const JobEpoch> job, aggregate::Slots slots) {
+void DataPlane::add(std::shared_ptr<const JobEpoch> job, aggregate::Slots slots,
+                    std::unique_ptr<dataplane::DriverPart> driver) {
   const uint32_t epoch = job->slots.epoch;
   if (job->slots.patience_ns > 0) ++patient_jobs_;
-  parts_.emplace(epoch, Part{std::move(job), std::move(slots), {}, {}});
+  if (driver) driver->give_all(slots);
+  parts_.emplace(epoch, Part{std::move(job), std::move(slots), std::move(driver)});
   latest_ = nullptr;
 }
 
 void DataPlane::set_table(uint32_t epoch, uint32_t number, const aggregate::Table& table) {
-  if (Part* part = find(epoch)) part->slots.set_table(number, table);
+  Part* part = find(epoch);
+  if (part == nullptr) return;
+  part->slots.set_table(number, table);
+  if (part->driver) part->driver->set_table(number, table);
 }
 
 void DataPlane::leave(uint32_t epoch, uint32_t worker) {
@@ -67,6 +91,7 @@ void DataPlane::end(uint32_t epoch, addend_notice why, uint32_t worker) {
   if (part == nullptr || part->slots.ended()) return;
   aggregate::Reply reply;
   part->slots.end(why, worker, reply);
+  share(*part);
   reply_to_everyone(*part, reply);
   flush();
 }
@@ -76,6 +101,8 @@ void DataPlane::remove(uint32_t epoch) {
   if (part == nullptr) return;
   flush();  // replies that wait point to the part
   if (part->job->slots.patience_ns > 0) --patient_jobs_;
+  // What was received and sent stays so, whoever did it.
+  if (part->driver) add_counters(status_, part->driver->counters());
   parts_.erase(epoch);
   latest_ = nullptr;
 }
@@ -93,6 +120,7 @@ void DataPlane::end_path(const net::Address& worker) {
     if (found == workers.end() || part.slots.ended()) continue;
     aggregate::Reply reply;
     part.slots.end(ADDEND_NOTICE_PATH, static_cast<uint32_t>(found - workers.begin()), reply);
+    share(part);
     note_end(reply);
     reply_to_everyone(part, reply);
   }
@@ -213,12 +241,34 @@ void DataPlane::take(std::span<const Arrival> arrivals, uint64_t now_ns) {
       ++one.part->refused[ADDEND_REFUSAL_TAG];
       continue;
     }
+    if (one.part->driver) one.part->driver->fetch(one.part->slots, one.header.slot);
     const aggregate::Outcome outcome =
         one.part->slots.handle(one.header, one.bytes.data() + ADDEND_FRAME_HEADER_BYTES,
                                static_cast<uint32_t>(one.bytes.size()), now_ns);
     if (outcome.refusal == ADDEND_REFUSAL_MISMATCH) note_end(outcome.reply);
     reply(*one.part, one.header.worker, outcome.reply);
+    if (share(*one.part)) one.part->driver->give(one.part->slots, one.header.slot);
   }
+}
+
+// The driver knows turns that all workers contribute to, and nothing of those that are absent, have
+// left, or are to be told that it is over.
+bool DataPlane::share(Part& part) {
+  if (part.driver == nullptr) return false;
+  const bool shared = !part.slots.ended() && part.left == 0 && part.slots.all_present();
+  if (shared) {
+    part.driver->release();
+  } else {
+    part.driver->fetch_all(part.slots);
+  }
+  return shared;
+}
+
+void DataPlane::recall(Part& part, uint64_t now_ns) {
+  const uint64_t patience_ns = part.job->slots.patience_ns;
+  if (!share(part) || patience_ns == 0 || now_ns < part.driver_due_ns) return;
+  part.driver_due_ns = std::min(now_ns, part.driver->oldest_ns()) + patience_ns;
+  if (part.driver_due_ns <= now_ns) part.driver->fetch_all(part.slots);
 }
 
 void DataPlane::note_end(const aggregate::Reply& reply) { ended_.push_back(reply.header); }
@@ -226,9 +276,11 @@ void DataPlane::note_end(const aggregate::Reply& reply) { ended_.push_back(reply
 void DataPlane::expire(uint64_t now_ns) {
   for (auto& [epoch, part] : parts_) {
     aggregate::Reply reply;
+    recall(part, now_ns);
     while (part.slots.expire(now_ns, reply)) {
       if (reply.header.kind == ADDEND_FRAME_NOTICE) note_end(reply);
       reply_to_everyone(part, reply);
+      share(part);  // if somebody is absent now, turns in the driver no longer wait for it
     }
     if (part.left == 0) continue;
     const uint64_t in_vain = part.left & part.slots.waited_for(now_ns);
@@ -267,24 +319,13 @@ void DataPlane::reply_to_one(const auth::FrameKey& key, const net::Address& to,
                              const aggregate::Reply& reply) {
   const std::size_t bytes = ADDEND_FRAME_HEADER_BYTES + reply.payload.size();
   if (single_bytes_ + bytes > singles_.size()) flush();
-  if (!(to == row_to_) || bytes != row_segment_) {
-    flush_row();
-    row_to_ = to;
-    row_segment_ = bytes;
-  }
   uint8_t* frame = singles_.data() + single_bytes_;
   write_frame(reply, frame);
   tag_frames(key, {frame, bytes}, bytes);
   single_bytes_ += bytes;
+  sink_.send(to, {frame, bytes}, static_cast<uint32_t>(bytes));
   ++status_.sent_packets;
   status_.sent_bytes += bytes;
-}
-
-void DataPlane::flush_row() {
-  if (single_bytes_ == row_begin_) return;
-  sink_.send(row_to_, {singles_.data() + row_begin_, single_bytes_ - row_begin_},
-             static_cast<uint32_t>(row_segment_));
-  row_begin_ = single_bytes_;
 }
 
 void DataPlane::flush_super() {
@@ -296,32 +337,35 @@ void DataPlane::flush_super() {
     status_.sent_packets += super_bytes_ / super_segment_;
     status_.sent_bytes += super_bytes_;
   }
-  super_bytes_ = 0;
-  flush_singles();
-}
-
-// And whatever else the sink has.
-void DataPlane::flush_singles() {
-  flush_row();
   sink_.flush();
-  single_bytes_ = row_begin_ = 0;
+  // The sink had the single replies as well.
+  super_bytes_ = single_bytes_ = 0;
 }
 
 void DataPlane::flush() {
   flush_super();
-  if (single_bytes_ > 0) flush_singles();
+  if (single_bytes_ > 0) sink_.flush();
+  single_bytes_ = 0;
   super_part_ = nullptr;
 }
 
 DataPlaneStatus DataPlane::status(uint64_t now_ns) const {
   DataPlaneStatus status = status_;
+  const uint64_t waiting_since_ns = now_ns - std::min(now_ns, kSecondNs);
   for (const auto& [epoch, part] : parts_) {
     EpochStatus one{epoch,
                     part.slots.counters(),
                     part.slots.ended(),
                     part.slots.notice_header(),
                     part.slots.memory_bytes(),
-                    part.slots.waited_for(now_ns - std::min(now_ns, kSecondNs))};
+                    part.slots.waited_for(waiting_since_ns)};
+    if (part.driver) {
+      const dataplane::DriverCounters driver = part.driver->counters();
+      add_counters(one.counters, driver.counters);
+      add_counters(status, driver);
+      one.memory_bytes += part.driver->memory_bytes();
+      one.waited_for |= part.driver->waited_for(waiting_since_ns);
+    }
     for (std::size_t i = 0; i < ADDEND_REFUSAL_COUNT; ++i)
       one.counters.refused[i] += part.refused[i];
     status.epochs.push_back(one);

@@ -13,6 +13,7 @@
 
 #include "aggregate/slots.h"
 #include "auth/frame_key.h"
+#include "dataplane/xdp/driver_jobs.h"
 #include "net/address.h"
 #include "service/probe.h"
 
@@ -47,6 +48,7 @@ struct EpochStatus {
 struct DataPlaneStatus {
   uint64_t packets = 0, bytes = 0;                       ///< received
   uint64_t sent_packets = 0, sent_bytes = 0;             ///< replies, counted per worker
+  uint64_t driver_packets = 0;                           ///< of those received: by the XDP program
   std::array<uint64_t, ADDEND_REFUSAL_COUNT> refused{};  ///< of no job that we know
   std::vector<EpochStatus> epochs;
 };
@@ -56,8 +58,10 @@ class DataPlane {
  public:
   explicit DataPlane(FrameSink& sink);
 
-  /// REQUIRES: no epoch of that number is here.
-  void add(std::shared_ptr<const JobEpoch> job, aggregate::Slots slots);
+  /// REQUIRES: no epoch of that number is here. `driver`: the same slots in a network driver, which
+  /// folds what it can; null: there is none.
+  void add(std::shared_ptr<const JobEpoch> job, aggregate::Slots slots,
+           std::unique_ptr<dataplane::DriverPart> driver = nullptr);
   void set_table(uint32_t epoch, uint32_t number, const aggregate::Table& table);
   /// A worker has said goodbye. A turn that waits for it can never be complete, so the epoch ends
   /// with the first of them; turns that it is in may still be asked for. With a quorum patience
@@ -91,6 +95,8 @@ class DataPlane {
   struct Part {
     std::shared_ptr<const JobEpoch> job;
     aggregate::Slots slots;
+    std::unique_ptr<dataplane::DriverPart> driver;
+    uint64_t driver_due_ns = 0;  // no turn in the driver is out of patience before
     uint64_t left = 0;  // workers that said goodbye, where the others cannot go on without them
     std::array<uint64_t, ADDEND_REFUSAL_COUNT> refused{};  // before the slots saw the frame
     std::array<uint64_t, ADDEND_MAX_JOB_WORKERS> allowed_from_ns{};
@@ -113,13 +119,15 @@ class DataPlane {
                        uint64_t now_ns) const;
   // Lets the slots decide about those that are. REQUIRES: no more than are verified at once.
   void take(std::span<const Arrival> arrivals, uint64_t now_ns);
+  // Lets the driver have slots of this job, or takes them all back: whether it may have them.
+  bool share(Part& part);
+  // Fetches slots from the driver when something about them is to be decided here.
+  void recall(Part& part, uint64_t now_ns);
   void reply(Part& part, uint32_t sender, const aggregate::Reply& reply);
   void reply_to_everyone(Part& part, const aggregate::Reply& reply);
   void reply_to_one(const auth::FrameKey& key, const net::Address& to,
                     const aggregate::Reply& reply);
   void flush_super();
-  void flush_row();
-  void flush_singles();
   void note_end(const aggregate::Reply& reply);
 
   FrameSink& sink_;
@@ -141,9 +149,6 @@ class DataPlane {
   // Replies to single workers that wait for the next flush.
   std::vector<uint8_t> singles_;
   std::size_t single_bytes_ = 0;
-  // The last of them, of equal length and to one worker, which the sink has not got yet.
-  std::size_t row_begin_ = 0, row_segment_ = 0;
-  net::Address row_to_;
 };
 
 }  // namespace addend::service

@@ -1,14 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of the server, put together: data threads, control plane, pages. What their threads
-// share are copies and posted work: a data thread never waits for another one.
-//
-//   workers --UDP--> data threads <-- epochs, tables, ends: posted -- control thread
-//                      |     |                                        ^   |     ^
-//                      |     '---- epochs that ended: posted ---------'   |     '-- TLS: operators,
-//                      |                                                  |         workers
-//                      '-- status, every 0.1 s --> pages' thread <- view -'
-//                                                        ^
-//                                                        '-- HTTP: browsers, Prometheus
+// The parts of the server, put together: data threads, control plane, pages.
 #include <algorithm>
 #include <chrono>
 #include <future>
@@ -16,6 +7,7 @@
 #include <set>
 
 #include "addend/service.h"
+#include "dataplane/xdp/driver.h"
 #include "service/control.h"
 #include "service/data_thread.h"
 #include "service/http.h"
@@ -39,14 +31,28 @@ class RunningThreads final : public DataThreads {
     return {};
   }
 
+  /// REQUIRES: the threads are there.
+  Status start_driver(const std::string& interface) {
+    auto driver = dataplane::Driver::load(interface);
+    if (!driver) return driver.error();
+    ADDEND_TRY((*driver)->attach());
+    driver_ = *std::move(driver);
+    return {};
+  }
+
   uint32_t threads() const override { return static_cast<uint32_t>(threads_.size()); }
   uint16_t port(uint32_t thread) const override { return threads_[thread]->port(); }
   uint32_t buffer_bytes() const { return threads_[0]->buffer_bytes(); }
   void start(std::shared_ptr<const JobEpoch> job, std::vector<aggregate::Slots> parts) override {
+    auto driver_parts = driver_parts_of(*job, parts);
+    driver_parts.resize(parts.size());
     for (std::size_t t = 0; t < parts.size(); ++t) {
       // std::function wants copies; the part moves on when the work runs, once.
       auto part = std::make_shared<aggregate::Slots>(std::move(parts[t]));
-      threads_[t]->post([=](DataPlane& plane) { plane.add(job, std::move(*part)); });
+      auto driver =
+          std::make_shared<std::unique_ptr<dataplane::DriverPart>>(std::move(driver_parts[t]));
+      threads_[t]->post(
+          [=](DataPlane& plane) { plane.add(job, std::move(*part), std::move(*driver)); });
     }
   }
   void set_table(uint32_t epoch, uint32_t number, const aggregate::Table& table) override {
@@ -91,6 +97,19 @@ class RunningThreads final : public DataThreads {
   void stop() { threads_.clear(); }
 
  private:
+  // None without a driver, or if it cannot do the job.
+  std::vector<std::unique_ptr<dataplane::DriverPart>> driver_parts_of(
+      const JobEpoch& job, const std::vector<aggregate::Slots>& parts) const {
+    if (driver_ == nullptr) return {};
+    dataplane::DriverJobOptions options{job.slots,   job.worker_keys,   &job.result_key,
+                                        job.workers, job.packets_per_s, {}};
+    for (std::size_t t = 0; t < parts.size(); ++t)
+      options.parts.push_back(
+          {parts[t].options().first_slot, parts[t].options().slots, threads_[t]->port()});
+    return driver_->jobs().add(options);
+  }
+
+  std::unique_ptr<dataplane::Driver> driver_;  // outlives the threads, which have parts of its jobs
   std::vector<std::unique_ptr<DataThread>> threads_;
 };
 
@@ -151,13 +170,13 @@ class RunningServer final : public Server {
     if (!address) return address.error();
     ADDEND_TRY(threads_.start_all(*address, options.threads,
                                   [this](const addend_frame_header& n) { on_ended(n); }));
+    if (!options.xdp_interface.empty()) ADDEND_TRY(threads_.start_driver(options.xdp_interface));
     ADDEND_TRY(start_control(options, *address));
     if (options.http) ADDEND_TRY(start_http(options));
-    const LogField fields[] = {{"control", std::to_string(control_port())},
-                               {"data", std::to_string(threads_.port(0))},
-                               {"threads", std::to_string(options.threads)},
-                               {"http", std::to_string(http_port())},
-                               {"boot", std::to_string(boot_)}};
+    const LogField fields[] = {
+        {"control", std::to_string(control_port())},  {"data", std::to_string(threads_.port(0))},
+        {"threads", std::to_string(options.threads)}, {"xdp", options.xdp_interface},
+        {"http", std::to_string(http_port())},        {"boot", std::to_string(boot_)}};
     log_(LogLevel::kInfo, "server started", fields);
     warn_of_small_buffers();
     return {};

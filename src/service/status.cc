@@ -151,6 +151,7 @@ const char* refusal_name(addend_refusal refusal) { return kRefusals[refusal]; }
 
 void add(ServerStatus& status, const DataPlaneStatus& plane) {
   status.packets += plane.packets;
+  status.driver_packets += plane.driver_packets;
   status.bytes += plane.bytes;
   status.sent_packets += plane.sent_packets;
   status.sent_bytes += plane.sent_bytes;
@@ -183,6 +184,9 @@ std::string to_metrics(const ServerStatus& status) {
   metrics.single("received_packets_total", "counter", "Datagrams received.",
                  double(status.packets));
   metrics.single("received_bytes_total", "counter", "Bytes received.", double(status.bytes));
+  metrics.single("driver_packets_total", "counter",
+                 "Of the datagrams received: folded, answered or refused by the XDP program.",
+                 double(status.driver_packets));
   metrics.single("sent_packets_total", "counter", "Datagrams sent.", double(status.sent_packets));
   metrics.single("sent_bytes_total", "counter", "Bytes sent.", double(status.sent_bytes));
   metrics.single("send_dropped_total", "counter", "Super-packets that could not be sent.",
@@ -202,6 +206,7 @@ std::string to_json(const ServerStatus& status) {
          field("uptime_s", static_cast<uint64_t>(status.uptime_s)) +
          field("connections", status.control.connections) + field("threads", status.threads) +
          field("packets", status.packets) + field("bytes", status.bytes) +
+         field("driver_packets", status.driver_packets) +
          field("sent_packets", status.sent_packets) + field("sent_bytes", status.sent_bytes) +
          field("dropped", status.dropped) + field("too_long", status.too_long) +
          "\"refused\":" + refusals_json(status.refused) + ",\"jobs\":[" + jobs + "]}";

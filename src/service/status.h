@@ -37,6 +37,7 @@ struct ServerStatus {
   uint32_t threads = 0;
   ControlStatus control;
   uint64_t packets = 0, bytes = 0, sent_packets = 0, sent_bytes = 0;
+  uint64_t driver_packets = 0;                           ///< of packets: by the XDP program
   uint64_t dropped = 0, too_long = 0;                    ///< of what was to be sent
   std::array<uint64_t, ADDEND_REFUSAL_COUNT> refused{};  ///< of no job
   std::vector<JobStatus> jobs;

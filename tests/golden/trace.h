@@ -15,6 +15,7 @@
 #include "auth/frame_key.h"
 #include "service/data_plane.h"
 #include "service/status.h"
+#include "tests/support/driver_wire.h"
 #include "tests/support/frames.h"
 
 namespace addend::testing_support {
@@ -112,20 +113,34 @@ class TracePlayer {
   virtual aggregate::Counters counters() const = 0;
 };
 
-/// The whole data plane of `addend serve`: sources and tags are checked.
+/// The whole data plane of `addend serve`: sources and tags are checked. With a driver, frames come
+/// to its program first.
 class PlanePlayer final : public TracePlayer, private service::FrameSink {
  public:
-  explicit PlanePlayer(const Trace& trace) : plane_(*this), epoch_(trace.job.epoch) {
+  explicit PlanePlayer(const Trace& trace, std::shared_ptr<dataplane::Driver> driver = nullptr,
+                       const char* host = "10.0.0.1")
+      : plane_(*this), epoch_(trace.job.epoch), world_(trace.job.world), host_(host) {
     TraceKeys keys = keys_of(trace);
     std::vector<net::Address> workers;
     for (uint32_t w = 0; w < trace.job.world; ++w)
       workers.push_back(address(w));
-    plane_.add(std::make_shared<service::JobEpoch>(service::JobEpoch{
-                   trace.job, std::move(keys.workers), std::move(keys.result), workers, 0}),
-               *aggregate::Slots::create(trace.job));
+    auto job = std::make_shared<service::JobEpoch>(
+        service::JobEpoch{trace.job, std::move(keys.workers), std::move(keys.result), workers, 0});
+    std::unique_ptr<dataplane::DriverPart> part;
+    if (driver) {
+      wire_.emplace(driver, address(0), *net::resolve(host_[0] == '1' ? "10.0.0.2" : "fd00::2", 0));
+      auto parts =
+          driver->jobs().add({job->slots,
+                              job->worker_keys,
+                              &job->result_key,
+                              job->workers,
+                              0,
+                              {{trace.job.first_slot, trace.job.slots, DriverWire::kServerPort}}});
+      if (!parts.empty()) part = std::move(parts[0]);
+    }
+    plane_.add(job, *aggregate::Slots::create(trace.job), std::move(part));
     for (const auto& [number, table] : trace.tables)
       plane_.set_table(epoch_, number, table);
-    world_ = trace.job.world;
   }
 
   Response play(const Event& event) override {
@@ -133,7 +148,7 @@ class PlanePlayer final : public TracePlayer, private service::FrameSink {
     sent_.clear();
     switch (event.kind) {
       case Event::Kind::kIn:
-        plane_.receive(address(event.worker), event.frame, 1u << 16, event.at_ns);
+        arrive(event);
         break;
       case Event::Kind::kExpire:
         plane_.expire(event.at_ns);
@@ -158,9 +173,32 @@ class PlanePlayer final : public TracePlayer, private service::FrameSink {
     return counters;
   }
 
+  void set_table(uint32_t number, const aggregate::Table& table) {
+    plane_.set_table(epoch_, number, table);
+  }
+
+  /// Frames that the driver's program did not leave to the server.
+  uint64_t taken_by_driver() const { return taken_by_driver_; }
+  /// What its program did that no program may do.
+  const std::string& wrong() const { return wrong_; }
+
  private:
-  static net::Address address(uint32_t worker) {
-    return *net::resolve("10.0.0.1", static_cast<uint16_t>(7000 + worker));
+  net::Address address(uint32_t worker) const {
+    return *net::resolve(host_, static_cast<uint16_t>(7000 + worker));
+  }
+  void arrive(const Event& event) {
+    using Kind = DriverWire::Outcome::Kind;
+    const auto port = static_cast<uint16_t>(7000 + event.worker);
+    auto outcome = wire_ ? wire_->send(port, event.frame, event.at_ns)
+                         : DriverWire::Outcome{Kind::kPassed, {}, ""};
+    if (outcome.kind == Kind::kPassed) {
+      return plane_.receive(address(event.worker), event.frame, 1u << 16, event.at_ns);
+    }
+    ++taken_by_driver_;
+    wrong_ += outcome.what;
+    if (outcome.kind == Kind::kToSender) sent_[event.worker].push_back(outcome.frame);
+    for (uint32_t w = 0; w < world_ && outcome.kind == Kind::kToAll; ++w)
+      sent_[w].push_back(outcome.frame);
   }
   void send(const net::Address& to, std::span<const uint8_t> bytes, uint32_t segment) override {
     for (std::size_t at = 0; at < bytes.size(); at += segment) {
@@ -192,7 +230,11 @@ class PlanePlayer final : public TracePlayer, private service::FrameSink {
   }
 
   service::DataPlane plane_;
-  uint32_t epoch_, world_ = 0;
+  uint32_t epoch_, world_;
+  std::string host_;
+  std::optional<DriverWire> wire_;
+  uint64_t taken_by_driver_ = 0;
+  std::string wrong_;
   std::map<uint32_t, std::vector<Datagram>> sent_;
 };
 

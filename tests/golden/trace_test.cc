@@ -389,6 +389,24 @@ TEST(Trace, TheDataPlaneDoesWhatIsStored) {
   }
 }
 
+TEST(Trace, ServerAndDriverTogetherDoWhatIsStored) {
+  auto& driver = loaded_driver();
+  if (!driver) GTEST_SKIP() << driver.error().message;
+  uint64_t taken = 0;
+  for (const char* host : {"10.0.0.1", "fd00::1"}) {
+    for (const auto& [name, text] : stored()) {
+      const auto trace = parse_trace(text);
+      ASSERT_TRUE(trace) << name;
+      PlanePlayer player(*trace, *driver, host);
+      EXPECT_EQ(play(*trace, player), text) << name << " " << host;
+      EXPECT_EQ(player.wrong(), "") << name << " " << host;
+      taken += player.taken_by_driver();
+    }
+  }
+  // Floats, mismatches and what cannot be authentic are the server's; most of the rest is not.
+  EXPECT_GT(taken, 200u);
+}
+
 // Lines that say what happened after the event in line `i`.
 std::string expectation(const std::vector<std::string>& lines, std::size_t i) {
   std::string text;

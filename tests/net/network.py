@@ -13,13 +13,19 @@ import subprocess
 import sys
 import tempfile
 import time
-import unittest
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Callable
 
 HERE = Path(__file__).resolve().parent
+# ethtool -K DEVICE gro on, where there is no ethtool.
+POLL = """
+import ctypes, fcntl, socket, struct, sys
+value = ctypes.create_string_buffer(struct.pack("II", 0x2C, 1))
+request = struct.pack("16sP", sys.argv[1].encode(), ctypes.addressof(value))
+fcntl.ioctl(socket.socket(), 0x8946, request)
+"""
 
 
 def run(*command: object, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -40,20 +46,20 @@ def why_not() -> str | None:
     return None
 
 
-def start(
-    test: unittest.TestCase, *command: object, stderr: int | None = None
-) -> subprocess.Popen[str]:
-    """A process that lives no longer than the test."""
-    process = subprocess.Popen(
-        [str(word) for word in command],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        text=True,
+def why_no_driver(addend: str) -> str | None:
+    """Why the XDP program cannot be tested here, or None."""
+    reason = why_not()
+    if reason is not None:
+        return reason
+    with tempfile.TemporaryDirectory() as folder:
+        key = make_key(addend, Path(folder) / "key")
+        done = run(addend, "serve", "--key", key, "--port", 0, "--xdp", "lo", check=False)
+    # Loopback has no driver that could run it, which is found out last.
+    return (
+        None
+        if "no native XDP" in done.stderr
+        else "the XDP program cannot be loaded: " + done.stderr.strip()
     )
-    test.addCleanup(process.communicate)
-    test.addCleanup(process.kill)
-    return process
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
@@ -130,6 +136,10 @@ class Network:
         self.inside(space, "ip", "route", "add", "default", "via", f"10.77.{subnet}.1")
         return space, f"10.77.{subnet}.2"
 
+    def poll(self, space: str, device: str) -> None:
+        """What arrives at a veth by XDP is taken in only if its end of the pair polls."""
+        self.inside(space, sys.executable, "-c", POLL, device)
+
     def space(self, worker: int) -> str:
         return f"{self.name}w{worker}"
 
@@ -186,22 +196,10 @@ def make_key(addend: str, path: Path) -> Path:
     return path
 
 
-class NetworkTest(unittest.TestCase):
-    """Each test has a network of so many workers, and a folder."""
-
-    workers = 1
-
-    def setUp(self) -> None:
-        scratch = tempfile.TemporaryDirectory()
-        self.addCleanup(scratch.cleanup)
-        self.folder = Path(scratch.name)
-        self.network = Network(self.workers)
-        self.addCleanup(self.network.close)
-
-
 class Service:
     """`addend serve` in the server's namespace, or another. `tenants`: what the configuration says
-    of each but its name and key. Tenant `lab` is there in any case.
+    of each but its name and key. Tenant `lab` is there in any case. `server`: what it says of the
+    server itself.
     """
 
     def __init__(
@@ -211,11 +209,12 @@ class Service:
         folder: Path,
         tenants: Mapping[str, str] = MappingProxyType({}),
         space: str | None = None,
+        server: str = "",
     ) -> None:
         self.network, self.addend, self.folder = network, addend, folder
         self.space = space or network.server_space
         self.config = folder / "serve.toml"
-        text = '[server]\ndrain_s = 1\n[http]\naddress = "0.0.0.0"\n'
+        text = f'[server]\ndrain_s = 1\n{server}\n[http]\naddress = "0.0.0.0"\n'
         self.keys = {}
         for name, more in {"lab": "", **tenants}.items():
             self.keys[name] = make_key(addend, folder / f"{name}.key")

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
+from pathlib import Path
 from typing import Any
 
-from network import NetworkTest, Service, wait_until, why_not
+from network import Network, Service, wait_until, why_not
 
 ADDEND = sys.argv.pop(1) if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else "addend"
 WORLD = 3
@@ -21,11 +23,13 @@ REASON = why_not()
 
 
 @unittest.skipIf(REASON is not None, REASON or "")
-class PathTest(NetworkTest):
-    workers = WORLD
-
+class PathTest(unittest.TestCase):
     def setUp(self) -> None:
-        super().setUp()
+        self.scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(self.scratch.cleanup)
+        self.folder = Path(self.scratch.name)
+        self.network = Network(WORLD)
+        self.addCleanup(self.network.close)
         self.server_end, self.worker_end = self.network.ends(ODD)
         self.service = Service(self.network, ADDEND, self.folder)
 

@@ -61,9 +61,7 @@ class Table(nn.Sequential):
         super().__init__(nn.Embedding(500, 16, sparse=sparse))
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        rows = (batch[0] * 100).abs().long() % 500
-        output: torch.Tensor = self[0](rows)
-        return output
+        return super().forward((batch[0] * 100).abs().long() % 500)
 
 
 class Layers(nn.Sequential):

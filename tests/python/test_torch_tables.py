@@ -6,14 +6,17 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import torch
-from ranks import run_ranks
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from training import Lines, generator
+import pytest
 
-import addend.torch
-from addend.torch import _specs
+torch = pytest.importorskip("torch")
+
+from ranks import run_ranks  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from training import Lines, generator  # noqa: E402
+
+import addend.torch  # noqa: E402
+from addend.torch import _specs  # noqa: E402
 
 ROWS, USED, WIDTH = 600, 200, 16
 
@@ -30,8 +33,7 @@ class Model(nn.Module):
             self.output.weight = self.items.weight
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.output(self.items(rows).sum(1) + self.bags(rows))
-        return output
+        return self.output(self.items(rows).sum(1) + self.bags(rows))
 
 
 def train(rank: int, tied: bool = False, **options: Any) -> tuple[Any, dict[str, float]]:

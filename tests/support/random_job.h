@@ -12,20 +12,35 @@ namespace addend::testing_support {
 
 inline constexpr uint32_t kAllOps = (1u << ADDEND_OP_COUNT) - 1;
 
-/// The state machine beside its reference. `Draw` is a callable: draw(n) is in [0, n).
-template <typename Draw>
+/// The state machine alone; another machine has the same members.
+class SlotsMachine {
+ public:
+  explicit SlotsMachine(const aggregate::SlotsOptions& options)
+      : slots_(*aggregate::Slots::create(options)) {}
+  void set_table(uint32_t number, const aggregate::Table& table) {
+    slots_.set_table(number, table);
+  }
+  aggregate::Outcome handle(const Packet& packet, uint64_t now_ns) {
+    return deliver(slots_, packet, now_ns);
+  }
+  bool expire(uint64_t now_ns, aggregate::Reply& reply) { return slots_.expire(now_ns, reply); }
+  aggregate::Counters counters() const { return slots_.counters(); }
+
+ private:
+  aggregate::Slots slots_;
+};
+
+/// A machine beside its reference. `Draw` is a callable: draw(n) is in [0, n).
+template <typename Draw, typename Machine = SlotsMachine>
 class SlotsAgainstReference {
  public:
   explicit SlotsAgainstReference(Draw draw)
-      : draw_(std::move(draw)),
-        options_(draw_options()),
-        slots_(*aggregate::Slots::create(options_)),
-        reference_(options_) {
+      : draw_(std::move(draw)), options_(draw_options()), machine_(options_), reference_(options_) {
     for (uint32_t number = 0; number < 2; ++number) {
       aggregate::Table table;
       for (uint16_t& entry : table)
         entry = static_cast<uint16_t>(draw_(number == 0 ? 4 : 1000));
-      slots_.set_table(number, table);
+      machine_.set_table(number, table);
       reference_.set_table(number, table);
     }
   }
@@ -58,7 +73,7 @@ class SlotsAgainstReference {
     return same_answer;
   }
 
-  const aggregate::Slots& slots() const { return slots_; }
+  const Machine& machine() const { return machine_; }
 
  private:
   aggregate::SlotsOptions draw_options() {
@@ -85,24 +100,28 @@ class SlotsAgainstReference {
   }
 
   bool same_outcome(const Packet& packet) {
-    const aggregate::Outcome outcome = deliver(slots_, packet, now_ns_);
+    const aggregate::Outcome outcome = machine_.handle(packet, now_ns_);
     const ReferenceSlots::Answer answer = reference_.handle(packet, now_ns_);
     closed_ = outcome.reply.audience == aggregate::Audience::kEveryone;
     ++refused_[outcome.refusal];
     return outcome.refusal == answer.refusal && same(outcome.reply, answer) &&
            (outcome.refusal == ADDEND_REFUSAL_NONE ||
-            slots_.counters().refused[outcome.refusal] == refused_[outcome.refusal]);
+            machine_.counters().refused[outcome.refusal] == refused_[outcome.refusal]);
   }
 
+  // Everything that is due, as a server does it.
   bool same_expiry() {
-    aggregate::Reply reply;
-    ReferenceSlots::Answer answer;
-    const bool due = slots_.expire(now_ns_, reply);
-    if (reference_.expire(now_ns_, answer) != due) return false;
-    if (due && reply.header.kind == ADDEND_FRAME_RESULT) {
-      ++fronts_[reply.header.slot - options_.first_slot];
+    for (;;) {
+      aggregate::Reply reply;
+      ReferenceSlots::Answer answer;
+      const bool due = machine_.expire(now_ns_, reply);
+      if (reference_.expire(now_ns_, answer) != due) return false;
+      if (!due) return true;
+      if (reply.header.kind == ADDEND_FRAME_RESULT) {
+        ++fronts_[reply.header.slot - options_.first_slot];
+      }
+      if (!same(reply, answer) || reply.header.contributors != answer.contributors) return false;
     }
-    return !due || (same(reply, answer) && reply.header.contributors == answer.contributors);
   }
 
   Draw draw_;
@@ -110,7 +129,7 @@ class SlotsAgainstReference {
   Op op_ = Op::kSumI32;
   uint32_t length_ = 8, table_ = 0;
   aggregate::SlotsOptions options_;
-  aggregate::Slots slots_;
+  Machine machine_;
   ReferenceSlots reference_;
   uint64_t now_ns_ = 0;
   bool closed_ = false;
