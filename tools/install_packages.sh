@@ -6,7 +6,7 @@ set -euo pipefail
 
 declare -A sets=(
   [build]="g++ cmake ninja-build pkg-config libhwy-dev libcli11-dev libfmt-dev nlohmann-json3-dev libxxhash-dev libssl-dev libtomlplusplus-dev clang-14 libbpf-dev libopenmpi-dev openmpi-bin python3"
-  [test]="libgtest-dev clang-format-14 binutils openssh-client iproute2 curl openssl clang-14 libc6-dev chromium systemd"
+  [test]="libgtest-dev clang-format-14 binutils openssh-client iproute2 curl openssl clang-14 libc6-dev chromium systemd python3-yaml"
   [fuzz]="clang-14 libclang-rt-14-dev"
   [python]="python3-venv"
   [demo]="bible-kjv bible-kjv-text iproute2"

@@ -27,13 +27,15 @@ int digit(char c) {
 }
 
 // systemd hands a credential over in a directory that only the service's user may enter; since
-// version 254 as 0440 with an access list, where the group's bits stand for the list.
+// version 254 as 0440 with an access list, where the group's bits stand for the list. Kubernetes
+// makes the same of a secret, as a link to a directory below.
 bool is_credential(const std::string& path) {
   const char* folder = std::getenv("CREDENTIALS_DIRECTORY");
   if (folder == nullptr || *folder == '\0') return false;
   std::error_code ignored;
-  const auto real = std::filesystem::weakly_canonical(path, ignored);
-  return real.parent_path() == std::filesystem::weakly_canonical(folder, ignored);
+  const auto inside = std::filesystem::weakly_canonical(path, ignored)
+                          .lexically_relative(std::filesystem::weakly_canonical(folder, ignored));
+  return !inside.empty() && *inside.begin() != "..";
 }
 
 Status check_private(int fd, const std::string& path) {

@@ -125,6 +125,7 @@ void Control::publish() {
   if (changed_) jobs = registry_->jobs();
   const std::lock_guard lock(mutex_);
   view_.status = status_;
+  view_.at = Clock::now();
   if (std::exchange(changed_, false)) view_.jobs = std::move(jobs);
 }
 

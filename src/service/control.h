@@ -37,6 +37,7 @@ struct ControlOptions {
 struct ControlView {
   std::vector<JobView> jobs;
   ControlStatus status;
+  Clock::time_point at{};  ///< at least once a second
 };
 
 class Control final : private MessageSink {

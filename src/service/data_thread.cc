@@ -111,6 +111,7 @@ void DataThread::run() {
     for (const addend_frame_header& notice : plane.take_ended())
       on_ended_(notice);
     if (now >= next_status_ns) {
+      at_work_ = std::chrono::steady_clock::now();
       DataPlaneStatus status = plane.status(now);
       dropped_.store(sink.outbox().dropped(), std::memory_order_relaxed);
       too_long_.store(sink.outbox().too_long(), std::memory_order_relaxed);

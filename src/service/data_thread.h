@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -32,6 +33,8 @@ class DataThread {
   void post(std::function<void(DataPlane&)> work);
   /// As of the last tenth of a second.
   DataPlaneStatus status() const;
+  /// When it last was at work; it is at least ten times a second.
+  std::chrono::steady_clock::time_point at_work() const { return at_work_; }
   uint64_t dropped() const { return dropped_.load(std::memory_order_relaxed); }
   uint64_t too_long() const { return too_long_.load(std::memory_order_relaxed); }
 
@@ -45,6 +48,7 @@ class DataThread {
   net::Descriptor wake_;
   OnEnded on_ended_;
   std::atomic<bool> stop_{false};
+  std::atomic<std::chrono::steady_clock::time_point> at_work_{std::chrono::steady_clock::now()};
   std::atomic<uint64_t> dropped_{0}, too_long_{0};
   mutable std::mutex mutex_;
   std::vector<std::function<void(DataPlane&)>> posted_;  // guarded by mutex_

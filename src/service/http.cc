@@ -32,6 +32,11 @@ std::string response(std::string_view status, std::string_view type, const std::
          body;
 }
 
+std::string probe(const std::string& problem) {
+  if (problem.empty()) return response("200 OK", "text/plain", "ok\n");
+  return response("503 Service Unavailable", "text/plain", problem + "\n");
+}
+
 std::string_view next_word(std::string_view& line) {
   const std::size_t end = std::min(line.find(' '), line.size());
   const std::string_view word = line.substr(0, end);
@@ -56,8 +61,13 @@ std::string answer_to(std::string_view request, const Pages& pages) {
     answer = response("200 OK", "application/json", pages.json());
   } else if (path == "/metrics") {
     answer = response("200 OK", "text/plain; version=0.0.4", pages.metrics());
+  } else if (path == "/healthz") {
+    answer = probe(pages.unhealthy());
+  } else if (path == "/readyz") {
+    answer = probe(pages.unready());
   } else {
-    answer = response("404 Not Found", "text/plain", "/, /status.json or /metrics\n");
+    answer =
+        response("404 Not Found", "text/plain", "/, /status.json, /metrics, /healthz or /readyz\n");
   }
   if (method == "HEAD") answer.resize(answer.find(kHeadEnd) + kHeadEnd.size());
   return answer;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// GET /, /status.json and /metrics: a thread, few readers at a time, little time for each.
+// GET /, /status.json, /metrics, /healthz and /readyz: a thread, few readers at a time, little time
+// for each.
 #pragma once
 
 #include <atomic>
@@ -19,6 +20,8 @@ namespace addend::service {
 
 struct Pages {
   std::function<std::string()> page, json, metrics;
+  /// Why a supervisor should restart the server, or send nobody to it; "": it should not.
+  std::function<std::string()> unhealthy, unready;
 };
 
 /// The whole answer to a request's head, which may be any bytes.

@@ -14,7 +14,8 @@ namespace {
 
 Pages pages() {
   return {[] { return std::string("<page>"); }, [] { return std::string("{}"); },
-          [] { return std::string("addend_jobs 0\n"); }};
+          [] { return std::string("addend_jobs 0\n"); }, [] { return std::string(); },
+          [] { return std::string("draining"); }};
 }
 
 std::string status_of(const std::string& request) {
@@ -25,6 +26,9 @@ std::string status_of(const std::string& request) {
 TEST(Http, PagesAreFoundAndNothingElse) {
   EXPECT_EQ(status_of("GET / HTTP/1.1\r\n\r\n"), "200");
   EXPECT_EQ(status_of("GET /metrics?x=1 HTTP/1.0\r\nHost: a\r\n\r\n"), "200");
+  EXPECT_EQ(status_of("GET /healthz HTTP/1.1\r\n\r\n"), "200");
+  EXPECT_EQ(status_of("GET /readyz HTTP/1.1\r\n\r\n"), "503");
+  EXPECT_TRUE(answer_to("GET /readyz HTTP/1.1\r\n\r\n", pages()).ends_with("\r\n\r\ndraining\n"));
   EXPECT_EQ(status_of("GET /etc/passwd HTTP/1.1\r\n\r\n"), "404");
   EXPECT_EQ(status_of("POST / HTTP/1.1\r\n\r\n"), "405");
   EXPECT_EQ(status_of("GET /\r\n\r\n"), "400");

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The parts of the server, put together: data threads, control plane, pages.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <future>
 #include <mutex>
+#include <optional>
 #include <set>
 
 #include "addend/service.h"
@@ -85,6 +87,14 @@ class RunningThreads final : public DataThreads {
   void expect(const std::shared_ptr<Probe>& probe) override {
     for (uint32_t t = 0; t < threads(); ++t)
       threads_[t]->post([=](DataPlane& plane) { plane.expect(probe, t); });
+  }
+
+  /// The number of one that has not been at work since then.
+  std::optional<uint32_t> idle_since(Clock::time_point then) const {
+    for (uint32_t t = 0; t < threads(); ++t) {
+      if (threads_[t]->at_work() < then) return t;
+    }
+    return std::nullopt;
   }
 
   void add_to(ServerStatus& status) const {
@@ -196,6 +206,7 @@ class RunningServer final : public Server {
 
   void drain(std::chrono::milliseconds patience) override {
     log_(LogLevel::kInfo, "draining", {});
+    draining_ = true;
     control_->post([](Registry& registry) { registry.close(); });
     const auto deadline = Clock::now() + patience;
     while (!ask<bool>([](Registry& registry) { return registry.empty(); })) {
@@ -261,13 +272,24 @@ class RunningServer final : public Server {
   }
 
   Status start_http(const ServerOptions& options) {
-    auto http = Http::start(options.http_address, options.http_port,
-                            {status_page, [this] { return to_json(status()); },
-                             [this] { return to_metrics(status()); }});
+    auto http = Http::start(
+        options.http_address, options.http_port,
+        {status_page, [this] { return to_json(status()); }, [this] { return to_metrics(status()); },
+         [this] { return unhealthy(); }, [this] { return unready(); }});
     if (!http) return http.error();
     http_ = *std::move(http);
     return {};
   }
+
+  // Threads look up at least once a second, whatever happens; a busy machine may take its time.
+  std::string unhealthy() const {
+    const auto then = Clock::now() - std::chrono::seconds(10);
+    if (control_->view().at < then) return "the control thread has not been at work for 10 s";
+    const auto thread = threads_.idle_since(then);
+    if (!thread) return "";
+    return "data thread " + std::to_string(*thread) + " has not been at work for 10 s";
+  }
+  std::string unready() const { return draining_ ? "draining" : unhealthy(); }
 
   template <typename T>
   T ask(const std::function<T(Registry&)>& question) const {
@@ -306,6 +328,7 @@ class RunningServer final : public Server {
   uint32_t boot_ = 0;
   Clock::time_point started_ = Clock::now();
   LogSink log_;
+  std::atomic<bool> draining_{false};
   RunningThreads threads_;
   std::unique_ptr<Control> control_;
   std::mutex ended_mutex_;
