@@ -319,13 +319,24 @@ void DataPlane::reply_to_one(const auth::FrameKey& key, const net::Address& to,
                              const aggregate::Reply& reply) {
   const std::size_t bytes = ADDEND_FRAME_HEADER_BYTES + reply.payload.size();
   if (single_bytes_ + bytes > singles_.size()) flush();
+  if (!(to == row_to_) || bytes != row_segment_) {
+    flush_row();
+    row_to_ = to;
+    row_segment_ = bytes;
+  }
   uint8_t* frame = singles_.data() + single_bytes_;
   write_frame(reply, frame);
   tag_frames(key, {frame, bytes}, bytes);
   single_bytes_ += bytes;
-  sink_.send(to, {frame, bytes}, static_cast<uint32_t>(bytes));
   ++status_.sent_packets;
   status_.sent_bytes += bytes;
+}
+
+void DataPlane::flush_row() {
+  if (single_bytes_ == row_begin_) return;
+  sink_.send(row_to_, {singles_.data() + row_begin_, single_bytes_ - row_begin_},
+             static_cast<uint32_t>(row_segment_));
+  row_begin_ = single_bytes_;
 }
 
 void DataPlane::flush_super() {
@@ -337,15 +348,20 @@ void DataPlane::flush_super() {
     status_.sent_packets += super_bytes_ / super_segment_;
     status_.sent_bytes += super_bytes_;
   }
+  super_bytes_ = 0;
+  flush_singles();
+}
+
+// And whatever else the sink has.
+void DataPlane::flush_singles() {
+  flush_row();
   sink_.flush();
-  // The sink had the single replies as well.
-  super_bytes_ = single_bytes_ = 0;
+  single_bytes_ = row_begin_ = 0;
 }
 
 void DataPlane::flush() {
   flush_super();
-  if (single_bytes_ > 0) sink_.flush();
-  single_bytes_ = 0;
+  if (single_bytes_ > 0) flush_singles();
   super_part_ = nullptr;
 }
 

@@ -128,6 +128,8 @@ class DataPlane {
   void reply_to_one(const auth::FrameKey& key, const net::Address& to,
                     const aggregate::Reply& reply);
   void flush_super();
+  void flush_row();
+  void flush_singles();
   void note_end(const aggregate::Reply& reply);
 
   FrameSink& sink_;
@@ -149,6 +151,9 @@ class DataPlane {
   // Replies to single workers that wait for the next flush.
   std::vector<uint8_t> singles_;
   std::size_t single_bytes_ = 0;
+  // The last of them, of equal length and to one worker, which the sink has not got yet.
+  std::size_t row_begin_ = 0, row_segment_ = 0;
+  net::Address row_to_;
 };
 
 }  // namespace addend::service

@@ -129,6 +129,45 @@ TEST_F(DataPlaneTest, ResultsOfManySlotsTravelAsOneSuperPacketPerWorker) {
   EXPECT_EQ(sent_.messages, kWorld);
 }
 
+// Workers ask for what was lost in rows; one message for each frame would cost more than the loss.
+TEST_F(DataPlaneTest, ResultsThatOneWorkerAsksForAgainTravelTogether) {
+  start();
+  for (uint32_t w = 0; w < kWorld; ++w) {
+    for (uint32_t slot = 0; slot < 40; ++slot)
+      receive(w, frame(w, slot, 0, static_cast<uint8_t>(slot)));
+  }
+  const auto first = replies(1);
+  sent_ = {};
+  for (const uint32_t w : {1u, 2u}) {
+    for (uint32_t slot = 0; slot < 40; ++slot)
+      receive(w, frame(w, slot, 0, static_cast<uint8_t>(slot)));
+  }
+  EXPECT_EQ(replies(1), first);
+  EXPECT_EQ(replies(2), first);
+  EXPECT_TRUE(replies(0).empty());
+  EXPECT_EQ(sent_.messages, 2u);
+}
+
+TEST_F(DataPlaneTest, ManyResultsAskedForAgainAllArrive) {
+  start();
+  for (uint32_t w = 0; w < kWorld; ++w) {
+    for (uint32_t slot = 0; slot < 64; ++slot)
+      receive(w, frame(w, slot, 0, static_cast<uint8_t>(slot)));
+  }
+  const auto first = replies(1);
+  sent_ = {};
+  // More than the buffer holds, with results for everyone in between.
+  for (int time = 0; time < 30; ++time) {
+    for (uint32_t slot = 0; slot < 64; ++slot)
+      receive(1, frame(1, slot, 0, static_cast<uint8_t>(slot)));
+    for (uint32_t w = 0; time == 15 && w < kWorld; ++w)
+      receive(w, frame(w, 5, 1, 1));
+  }
+  const auto& again = replies(1);
+  EXPECT_EQ(again.size(), 30u * 64 + 1);
+  EXPECT_EQ(replies(0).size(), 1u);
+}
+
 // Of every worker a row of frames that are read and verified together: good ones, forged ones, ones
 // under another's name, duplicates, turns out of order, and a last one that is shorter.
 TEST_F(DataPlaneTest, DatagramsInARowFareLikeDatagramsOneByOne) {

@@ -1,5 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of the server, put together: data threads, control plane, pages.
+// The parts of the server, put together: data threads, control plane, pages. What their threads
+// share are copies and posted work: a data thread never waits for another one.
+//
+//   workers --UDP--> data threads <-- epochs, tables, ends: posted -- control thread
+//                      |     |                                        ^   |     ^
+//                      |     '---- epochs that ended: posted ---------'   |     '-- TLS: operators,
+//                      |                                                  |         workers
+//                      '-- status, every 0.1 s --> pages' thread <- view -'
+//                                                        ^
+//                                                        '-- HTTP: browsers, Prometheus
 #include <algorithm>
 #include <atomic>
 #include <chrono>

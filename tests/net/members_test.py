@@ -16,7 +16,7 @@ import unittest
 from pathlib import Path
 from typing import Any
 
-from network import wait_until
+from network import start, wait_until
 
 ADDEND, WORKER = (
     (sys.argv.pop(1), sys.argv.pop(1)) if len(sys.argv) > 2 else ("addend", "service_worker")
@@ -52,23 +52,8 @@ class MembersTest(unittest.TestCase):
         self.control = "127.0.0.1:" + self.server.stdout.readline().split()[1]
 
     def worker(self, number: int, mode: str = "planes") -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [
-                WORKER,
-                self.control,
-                self.key.read_text().strip(),
-                "ring",
-                str(WORLD),
-                str(number),
-                mode,
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.addCleanup(process.communicate)
-        self.addCleanup(process.kill)
-        return process
+        key = self.key.read_text().strip()
+        return start(self, WORKER, self.control, key, "ring", WORLD, number, mode)
 
     def workers(self) -> list[subprocess.Popen[str]]:
         processes = [self.worker(number) for number in range(WORLD)]

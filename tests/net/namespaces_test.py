@@ -10,12 +10,10 @@ import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import unittest
-from pathlib import Path
 from typing import Any
 
-from network import Network, Service, wait_until, why_not
+from network import NetworkTest, Service, wait_until, why_not
 
 ADDEND = sys.argv.pop(1) if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else "addend"
 WORLD = 4
@@ -23,13 +21,11 @@ REASON = why_not()
 
 
 @unittest.skipIf(REASON is not None, REASON or "")
-class NamespacesTest(unittest.TestCase):
+class NamespacesTest(NetworkTest):
+    workers = WORLD
+
     def setUp(self) -> None:
-        self.scratch = tempfile.TemporaryDirectory()
-        self.addCleanup(self.scratch.cleanup)
-        self.folder = Path(self.scratch.name)
-        self.network = Network(WORLD)
-        self.addCleanup(self.network.close)
+        super().setUp()
         self.service = Service(
             self.network,
             ADDEND,
@@ -49,7 +45,7 @@ class NamespacesTest(unittest.TestCase):
         options = f"-b {size} -e {size} -n {iterations} -c dense -c exact:values=reproducible"
         return self.service.worker(number, world, f"{options} --values integers {more}", **where)
 
-    def workers(self, **options: Any) -> list[subprocess.Popen[str]]:
+    def start_workers(self, **options: Any) -> list[subprocess.Popen[str]]:
         return [self.worker(number, **options) for number in range(WORLD)]
 
     def finish(self, process: subprocess.Popen[str], seconds: float = 120) -> str:
@@ -66,7 +62,7 @@ class NamespacesTest(unittest.TestCase):
         wait_until(lambda: self.service.turns() >= turns, "turns at the server")
 
     def test_every_element_is_right(self) -> None:
-        processes = self.workers(iterations=40)
+        processes = self.start_workers(iterations=40)
         self.wait_for_turns(5000)
         refused = set(self.service.refused())
         for process in processes:
@@ -76,16 +72,16 @@ class NamespacesTest(unittest.TestCase):
 
     def test_one_percent_loss_both_ways(self) -> None:
         self.network.drop(10000, self.folder)
-        for process in self.workers():
+        for process in self.start_workers():
             self.finish(process)
 
     def test_ten_percent_loss_both_ways(self) -> None:
         self.network.drop(100000, self.folder)
-        for process in self.workers(iterations=2):
+        for process in self.start_workers(iterations=2):
             self.finish(process)
 
     def test_a_killed_worker_is_named_at_once(self) -> None:
-        processes = self.workers(iterations=100000)
+        processes = self.start_workers(iterations=100000)
         self.wait_for_turns()
         processes[2].kill()
         for number in (0, 1, 3):
@@ -100,14 +96,14 @@ class NamespacesTest(unittest.TestCase):
                 f"--identity lab --key {self.service.keys['lab']}"
             ),
         )
-        processes = self.workers(iterations=100000)
+        processes = self.start_workers(iterations=100000)
         self.wait_for_turns()
         processes[1].send_signal(signal.SIGSTOP)
         for number in (0, 2, 3):
             self.fails(processes[number], "worker 1 did not contribute in time")
 
     def test_a_link_that_was_down_for_a_while_is_made_up_for(self) -> None:
-        processes = self.workers(iterations=40)
+        processes = self.start_workers(iterations=40)
         self.wait_for_turns(1000)
         self.network.inside(self.network.server_space, "ip", "link", "set", "s3", "down")
         seen: list[int] = []
@@ -122,14 +118,14 @@ class NamespacesTest(unittest.TestCase):
             self.finish(process)
 
     def test_a_server_that_is_killed_and_restarted_changes_nothing(self) -> None:
-        processes = self.workers(iterations=60)
+        processes = self.start_workers(iterations=60)
         self.wait_for_turns(2000)
         self.service.kill_and_restart()
         for process in processes:
             self.finish(process)
 
     def test_a_worker_whose_machine_is_gone_can_be_replaced(self) -> None:
-        processes = self.workers(iterations=100000)
+        processes = self.start_workers(iterations=100000)
         self.wait_for_turns()
         self.network.inside(self.network.server_space, "ip", "link", "set", "s3", "down")
         again = self.worker(3, machine=0)
@@ -145,7 +141,7 @@ class NamespacesTest(unittest.TestCase):
         self.fails(self.worker(0, key="greedy", world=1), "did not accept 'lab'")
 
     def test_garbage_is_counted_and_not_answered(self) -> None:
-        processes = self.workers(iterations=40)
+        processes = self.start_workers(iterations=40)
         self.wait_for_turns()
         script = (
             "import os, socket\n"
@@ -191,7 +187,7 @@ class NamespacesTest(unittest.TestCase):
         replay = opening + f"for line in open('{self.folder}/kept'): s.send(bytes.fromhex(line))\n"
         # Whole super-packets cannot be sent again from a packet socket.
         self.network.inside(self.network.space(0), "ip", "link", "set", "w", "gso_max_segs", 1)
-        processes = self.workers(iterations=400)
+        processes = self.start_workers(iterations=400)
         self.wait_for_turns()
         self.network.inside(self.network.space(0), sys.executable, "-c", record)
         self.wait_for_turns(self.service.turns() + 5000)
@@ -209,7 +205,7 @@ class NamespacesTest(unittest.TestCase):
             for number in range(2)
         ]
         wait_until(lambda: self.service.refused().get("rate", 0) > 100, "refusals by rate")
-        for process in self.workers():
+        for process in self.start_workers():
             self.finish(process)
         jobs = {job["tenant"]: job for job in self.service.status()["jobs"]}
         self.assertGreater(jobs["greedy"]["refused"]["rate"], 100)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import unittest
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -60,6 +61,22 @@ def why_no_driver(addend: str) -> str | None:
         if "no native XDP" in done.stderr
         else "the XDP program cannot be loaded: " + done.stderr.strip()
     )
+
+
+def start(
+    test: unittest.TestCase, *command: object, stderr: int | None = None
+) -> subprocess.Popen[str]:
+    """A process that lives no longer than the test."""
+    process = subprocess.Popen(
+        [str(word) for word in command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+    )
+    test.addCleanup(process.communicate)
+    test.addCleanup(process.kill)
+    return process
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
@@ -194,6 +211,19 @@ def make_key(addend: str, path: Path) -> Path:
     if not path.exists():
         run(addend, "keygen", path)
     return path
+
+
+class NetworkTest(unittest.TestCase):
+    """Each test has a network of so many workers, and a folder."""
+
+    workers = 1
+
+    def setUp(self) -> None:
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.folder = Path(scratch.name)
+        self.network = Network(self.workers)
+        self.addCleanup(self.network.close)
 
 
 class Service:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
-from pathlib import Path
 from typing import Any
 
-from network import Network, Service, wait_until, why_not
+from network import NetworkTest, Service, wait_until, why_not
 
 ADDEND = sys.argv.pop(1) if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else "addend"
 WORLD = 3
@@ -23,13 +21,11 @@ REASON = why_not()
 
 
 @unittest.skipIf(REASON is not None, REASON or "")
-class PathTest(unittest.TestCase):
+class PathTest(NetworkTest):
+    workers = WORLD
+
     def setUp(self) -> None:
-        self.scratch = tempfile.TemporaryDirectory()
-        self.addCleanup(self.scratch.cleanup)
-        self.folder = Path(self.scratch.name)
-        self.network = Network(WORLD)
-        self.addCleanup(self.network.close)
+        super().setUp()
         self.server_end, self.worker_end = self.network.ends(ODD)
         self.service = Service(self.network, ADDEND, self.folder)
 

@@ -15,7 +15,7 @@ import unittest
 import urllib.request
 from pathlib import Path
 
-from network import wait_until
+from network import start, wait_until
 
 ADDEND, WORKER = (
     (sys.argv.pop(1), sys.argv.pop(1)) if len(sys.argv) > 2 else ("addend", "service_worker")
@@ -42,7 +42,7 @@ class QuorumTest(unittest.TestCase):
             "drain_s = 0.2\n"
             f'[http]\nport = 0\n[[tenant]]\nname = "lab"\nkey_file = "{self.key}"\n'
         )
-        self.server = self.start(ADDEND, "serve", "--config", config)
+        self.server = start(self, ADDEND, "serve", "--config", config)
         words = self.line(self.server).split()
         self.control, self.http = f"127.0.0.1:{words[1]}", words[3]
         subprocess.run(
@@ -57,21 +57,10 @@ class QuorumTest(unittest.TestCase):
             timeout=60,
         )
 
-    def start(self, *command: object) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [str(word) for word in command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.addCleanup(process.communicate)
-        self.addCleanup(process.kill)
-        return process
-
     def workers(self, mode: str) -> list[subprocess.Popen[str]]:
         key = self.key.read_text().strip()
         return [
-            self.start(WORKER, self.control, key, "open", WORLD, number, mode)
+            start(self, WORKER, self.control, key, "open", WORLD, number, mode)
             for number in range(WORLD)
         ]
 

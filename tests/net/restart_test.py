@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from network import wait_until
+from network import start, wait_until
 
 ADDEND, WORKER = (
     (sys.argv.pop(1), sys.argv.pop(1)) if len(sys.argv) > 2 else ("addend", "service_worker")
@@ -129,16 +129,7 @@ class RestartTest(unittest.TestCase):
         return sum(job["turns"] for job in self.status()["jobs"])
 
     def run_process(self, *command: object) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [str(word) for word in command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.addCleanup(process.communicate)
-        self.addCleanup(process.kill)
-        return process
+        return start(self, *command, stderr=subprocess.PIPE)
 
     def create(self, *words: object) -> None:
         done = addend(

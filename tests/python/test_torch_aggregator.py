@@ -112,7 +112,7 @@ def _several_models(rank: int, world: int, address: str, key: str) -> list[str]:
         for one in (third, fourth, first):
             one.step()
     fourth.check_replicas()
-    handles = [one.handle for one in (first, second, third, fourth)]
+    handles: list[Any] = [one.handle for one in (first, second, third, fourth)]
     names = [handle._worker.engine.reducer.job for handle in handles]
     for handle in handles:
         handle.close()

@@ -90,7 +90,7 @@ def test_copies_have_no_part_in_the_exchange() -> None:
 
 def detach(rank: int, world: int, sparse: bool, views: bool) -> None:
     make = functools.partial(Recommender, sparse=sparse)
-    ddp = {**MANY_BUCKETS, "gradient_as_bucket_view": views}
+    ddp: dict[str, Any] = {**MANY_BUCKETS, "gradient_as_bucket_view": views}
     threads = threading.active_count()
     made = trainer(make, recommender_loss, "exact:values=reproducible", ddp)
     made.run(0, 3)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 import addend.torch
@@ -100,4 +101,4 @@ def _body(rank: int, world: int, rendezvous: str, backend: str) -> None:
 def test_on_a_device(backend: str, world: int, tmp_path: Any) -> None:
     if backend == "nccl" and not dist.is_nccl_available():
         pytest.skip("this torch has no NCCL")
-    torch.multiprocessing.spawn(_body, (world, str(tmp_path / "rendezvous"), backend), nprocs=world)
+    spawn(_body, (world, str(tmp_path / "rendezvous"), backend), nprocs=world)

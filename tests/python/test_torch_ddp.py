@@ -9,16 +9,14 @@ of additions counts. Replicas have equal bits always.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Callable
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from ranks import notes, run_ranks  # noqa: E402
-from torch import nn  # noqa: E402
-from training import (  # noqa: E402
+import torch
+import torch.distributed as dist
+from ranks import notes, run_ranks
+from torch import nn
+from training import (
     MANY_BUCKETS,
     ROWS,
     MixedTypes,
@@ -73,7 +71,7 @@ def train_with_a_slow_rank(rank: int, world: int, slow: int) -> list[int]:
         if rank == slow:
             notes().wait([f"{key} {step} {r}" for r in range(world) if r != slow])
         else:
-            first = model.module.layers[0][0].weight
+            first: torch.Tensor = model.get_parameter("module.layers.0.0.weight")
             first.register_hook(lambda _: notes().set(f"{key} {step} {rank}", ""))
         return found
 
@@ -100,13 +98,15 @@ class Branches(nn.Module):
 
     def forward(self, x: torch.Tensor, detour: bool) -> torch.Tensor:
         x = self.always(x)
-        return self.last(torch.tanh(self.sometimes(x) if detour else x))
+        output: torch.Tensor = self.last(torch.tanh(self.sometimes(x) if detour else x))
+        return output
 
 
 def branches_loss(model: nn.Module, rank: int, step: int) -> torch.Tensor:
     x = torch.randn(4, 8, generator=generator(rank, step))
     detour = step % 3 == 0 or (step % 3 == 1 and rank == 0)  # by all, by one, by none
-    return ((model(x, detour) - 1.0) ** 2).mean()
+    loss: torch.Tensor = ((model(x, detour) - 1.0) ** 2).mean()
+    return loss
 
 
 def train_with_unused_parameters(rank: int, world: int) -> None:
@@ -203,7 +203,8 @@ def one_idle_rank_loss(model: nn.Module, rank: int, step: int) -> torch.Tensor:
     items = torch.randint(ROWS, (16, 3), generator=generator(rank, step))
     if rank == dist.get_world_size() - 1 or step == 2:
         items = items[:0]
-    return ((model(items) - 2.0) ** 2).sum() / 16
+    loss: torch.Tensor = ((model(items) - 2.0) ** 2).sum() / 16
+    return loss
 
 
 class Table(nn.Module):
@@ -212,7 +213,8 @@ class Table(nn.Module):
         self.embedding = nn.Embedding(ROWS, 8, sparse=True)
 
     def forward(self, items: torch.Tensor) -> torch.Tensor:
-        return self.embedding(items).sum(1)
+        output: torch.Tensor = self.embedding(items).sum(1)
+        return output
 
 
 def train_with_sparse_gradients(rank: int, world: int) -> None:
@@ -245,7 +247,7 @@ def train_compiled_models(rank: int, world: int) -> None:
     """Within DDP, around it, around it before attach, and a part of a model."""
     import addend.torch
 
-    compiled = functools.partial(torch.compile, backend="aot_eager")
+    compiled: Callable[[nn.Module], Any] = functools.partial(torch.compile, backend="aot_eager")
     plain = fit(Recommender, recommender_loss, None)
     names = set(plain.parameters)
 
@@ -271,7 +273,11 @@ def train_compiled_models(rank: int, world: int) -> None:
         around = compiled(made.model)
         if not attached_first:
             made.handle = addend.torch.attach(around)
-        made.loss = lambda _, rank, step, around=around: recommender_loss(around, rank, step)
+
+        def loss(_: nn.Module, rank: int, step: int, around: Any = around) -> torch.Tensor:
+            return recommender_loss(around, rank, step)
+
+        made.loss = loss
         made.run(0, 6)
         run = made.result()
         assert_lossless(run, plain)
@@ -286,7 +292,8 @@ def test_compiled_models() -> None:
 
 def load_the_state_of_a_compiled_model(rank: int, world: int) -> None:
     codec = "quant:bits=4,feedback=float"
-    made = trainer(lambda: torch.compile(Recommender(), backend="eager"), recommender_loss, codec)
+    compiled: Callable[[nn.Module], Any] = functools.partial(torch.compile, backend="eager")
+    made = trainer(lambda: compiled(Recommender()), recommender_loss, codec)
     made.run(0, 3)
     state = made.handle.state_dict()
     # As it was before names were stripped.
@@ -318,7 +325,7 @@ def train_two_models(rank: int, world: int) -> None:
             for one in pair:
                 one.optimizer.zero_grad()
             if step % 2:
-                sum(losses).backward()  # buckets of both, in whatever order
+                torch.stack(losses).sum().backward()  # buckets of both, in whatever order
             else:
                 for loss in reversed(losses):
                     loss.backward()

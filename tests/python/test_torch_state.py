@@ -61,7 +61,8 @@ def load(made: Trainer, path: Path) -> dict[str, Any]:
     saved: dict[str, Any] = torch.load(path, weights_only=True)
     made.model.module.load_state_dict(saved["model"])
     made.handle.load_state_dict(saved["handle"])
-    return saved["handle"]
+    handle: dict[str, Any] = saved["handle"]
+    return handle
 
 
 # ---- restarts
@@ -283,7 +284,7 @@ def run_example(rank: int, world: int, *arguments: str) -> str:
 
     dist.destroy_process_group()
     if rank == 0:
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
         notes().set("port", str(store.port))
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     os.environ["MASTER_PORT"] = notes().get("port").decode()

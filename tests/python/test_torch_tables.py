@@ -6,17 +6,14 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import pytest
+import torch
+from ranks import run_ranks
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from training import Lines, generator
 
-torch = pytest.importorskip("torch")
-
-from ranks import run_ranks  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-from training import Lines, generator  # noqa: E402
-
-import addend.torch  # noqa: E402
-from addend.torch import _specs  # noqa: E402
+import addend.torch
+from addend.torch import _specs
 
 ROWS, USED, WIDTH = 600, 200, 16
 
@@ -33,7 +30,8 @@ class Model(nn.Module):
             self.output.weight = self.items.weight
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.output(self.items(rows).sum(1) + self.bags(rows))
+        output: torch.Tensor = self.output(self.items(rows).sum(1) + self.bags(rows))
+        return output
 
 
 def train(rank: int, tied: bool = False, **options: Any) -> tuple[Any, dict[str, float]]:

@@ -31,25 +31,32 @@ class Pace {
   }
   /// How much later than a chunk that was sent after it a chunk may still come back.
   uint64_t reorder_ns() const {
-    return std::max(std::min(least_ns_, smoothed_ns_) / 4, kLeastReorderNs);
+    return std::max(std::min(least_ns(), smoothed_ns_) / 4, kLeastReorderNs);
   }
+  /// The shortest round trip of late, because a path may become longer. By time and not by chunks:
+  /// a full window stands in the same queue for thousands of them.
+  uint64_t least_ns() const { return std::min(least_ns_, earlier_least_ns_); }
 
   /// Whether what is waited for with nothing else to send should be sent twice: the path loses
   /// something of late, is long, and is not full, so that a second copy costs nobody time and a
   /// loss without one a round trip.
   bool copies() const {
-    return since_loss_ < kRemembered && least_ns_ >= kLongPathNs &&
-           smoothed_ns_ <= least_ns_ + least_ns_ / 4;
+    return since_loss_ < kRemembered && least_ns() >= kLongPathNs &&
+           smoothed_ns_ <= least_ns() + least_ns() / 4;
   }
   void lost() { since_loss_ = 0; }
 
   /// What the path takes, as probes found before there was a chunk.
   void expect(uint64_t round_trip_ns) {
-    if (smoothed_ns_ == 0) measured(round_trip_ns);
+    if (smoothed_ns_ == 0) measured(round_trip_ns, 0);
   }
-  void measured(uint64_t round_trip_ns) {
-    // The least of late: a path may become longer.
-    least_ns_ = std::min(least_ns_ + least_ns_ / 1024, round_trip_ns);
+  void measured(uint64_t round_trip_ns, uint64_t now_ns) {
+    if (now_ns >= since_ns_ + kLateNs) {
+      earlier_least_ns_ = least_ns_;
+      least_ns_ = round_trip_ns;
+      since_ns_ = now_ns;
+    }
+    least_ns_ = std::min(least_ns_, round_trip_ns);
     if (smoothed_ns_ == 0) {
       smoothed_ns_ = round_trip_ns;
       deviation_ns_ = round_trip_ns / 2;
@@ -74,10 +81,13 @@ class Pace {
                             kMostTimeoutNs = 250'000'000, kLeastReorderNs = 50'000;
 
   static constexpr uint64_t kLongPathNs = 1'000'000;
+  static constexpr uint64_t kLateNs = 5'000'000'000;
   static constexpr uint64_t kRemembered = 4096;  // chunks for which a loss counts
 
   uint32_t most_, window_;
-  uint64_t smoothed_ns_ = 0, deviation_ns_ = 0, least_ns_ = ~uint64_t{0} / 2;
+  uint64_t smoothed_ns_ = 0, deviation_ns_ = 0;
+  uint64_t least_ns_ = ~uint64_t{0}, since_ns_ = 0;  // the least, and since when
+  uint64_t earlier_least_ns_ = ~uint64_t{0};         // that of the time before
   uint64_t since_loss_ = kRemembered;
 };
 

@@ -27,7 +27,7 @@ constexpr uint64_t kReorder = 3;
 // How many chunks are sent again when nothing tells what became of them; the lowest ones hold up
 // everything. Each time more: another worker may be slow, and then it is in vain; but with a quorum
 // whatever was lost must be there before patience ends.
-constexpr uint32_t kAsked = 8, kMoreAsked = 4;
+constexpr std::size_t kAsked = 8, kMoreAsked = 4;
 // Turns behind the first slot at which one is what the end of the round will wait for.
 constexpr uint64_t kFarBehind = 2;
 // Timeouts in a row, each twice as long as the one before, that no lost frame explains.
@@ -257,8 +257,11 @@ void Stream::ask_again(uint64_t now_ns) {
     if (states_[s].busy() && now_ns >= states_[s].sent_ns + ask_after_ns())
       asked_.push_back(number_in_flight(s));
   }
-  batch_ = std::min(kMoreAsked * batch_, slots_);
-  const auto middle = asked_.begin() + std::min<std::ptrdiff_t>(batch_, std::ssize(asked_));
+  // Half of them stay at their first try, by which alone a round trip that has become longer than
+  // the timeout is noticed.
+  const std::size_t half = (asked_.size() + 1) / 2;
+  in_need_ = std::min(std::max(kAsked, std::min(kMoreAsked * in_need_, half)), asked_.size());
+  const auto middle = asked_.begin() + static_cast<std::ptrdiff_t>(in_need_);
   std::partial_sort(asked_.begin(), middle, asked_.end());
   for (auto number = asked_.begin(); number != middle; ++number)
     send(static_cast<uint32_t>(*number % slots_), now_ns);
@@ -315,9 +318,9 @@ Stream::Verdict Stream::accept(const addend_frame_header& header, std::span<cons
   Slot& state = states_[header.slot];
   // Of a chunk that was sent twice nobody knows which one was answered.
   if (state.tries == 1) {
-    if (!overtaken(header.slot)) pace_.measured(now_ns - state.sent_ns);
+    if (!overtaken(header.slot)) pace_.measured(now_ns - state.sent_ns, now_ns);
     latest_back(header.slot) = std::max(latest_back(header.slot), state.order);
-    batch_ = kAsked / kMoreAsked;
+    in_need_ = 0;
   }
   pace_.progressed();
   progress_ns_ = now_ns;

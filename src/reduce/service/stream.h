@@ -158,7 +158,7 @@ class Stream {
   uint64_t next_copy_ns_ = ~uint64_t{0};
   uint64_t progress_ns_ = 0, asked_ns_ = 0;  // when something came back; asked again
   uint32_t silences_ = 0;                    // times asked since something came back
-  uint32_t batch_ = 2;                       // chunks that were asked for the last time
+  std::size_t in_need_ = 0;  // chunks asked for the last time; 0: one came back unasked since
   uint64_t resent_ = 0;
   std::vector<uint32_t> fresh_;  // slots to send for the first time
   std::vector<uint64_t> asked_;
