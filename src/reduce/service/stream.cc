@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The states of a slot, as its worker sees them.
 //
-//                                   ,--- sent once more: it was overtaken, has been silent for a
-//                                   |    timeout, or everything waits for it (a copy)
-//                                   v  |
+//                                    .--.  sent once more: it was overtaken, was silent for a
+//                                    |  v  timeout, or everything waits for it (a copy)
 //   idle --add--> fresh --collect--> in flight --its result--> idle, one position further
-//                   ^                   |
-//                   |                   |
-//                   '------ enter ------'  another epoch, whose server knows nothing of this turn
+//                   ^                    |
+//                   '------- enter ------'  another epoch, whose server knows nothing of this turn
 //
 // Under another epoch a slot may first have to repeat the turn before (`again`): its result came
 // here, but not to every worker. What comes back then is ignored.
