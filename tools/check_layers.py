@@ -35,7 +35,7 @@ PUBLIC = {
     "service.h": "service",
 }
 # What folds planes: must be there, or the check that it cannot decode would pass for nothing.
-SUMS = ("aggregate", "file", "fold", "reduce", "service")
+SUMS = ("aggregate", "dataplane", "file", "fold", "reduce", "service")
 INCLUDE = re.compile(r'^\s*#include "([^"]+)"', re.M)
 MODULE = re.compile(r"addend_module\((\w+)(.*?)\)", re.S)
 KEYWORDS = {"DECODES", "DEPS", "SRCS", "LIBS", "TESTS"}

@@ -20,6 +20,9 @@
 //
 //   All banks at once --> ended: patience is over without a quorum, a contribution has another
 //   shape than its turn, or end() was called. Every contribution then gets the notice.
+//
+//   A bank that is not open --> any state: set_bank, when another data plane that had the slot and
+//   folded by the same rules gives it back.
 #include "aggregate/slots.h"
 
 #include <bit>
