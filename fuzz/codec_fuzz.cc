@@ -54,6 +54,7 @@ void read_quant_options(Input& input, Case& c) {
   add("feedback", {"none", "float", "byte"});
   add("carrier", {"levels", "indices"});
   add("nonfinite", {"nan", "error"});
+  add("index", {"none", "auto", "packed", "two-level"});
 }
 
 void read_layout(Input& input, Case& c) {
@@ -223,7 +224,9 @@ void run_honest_quant(const Case& c) {
   uint64_t block = std::max<uint64_t>(c.layout.count, 1);
   const std::size_t key = c.spec.find(",block=") + 7;
   if (c.spec[key] != 'w') block = std::stoull(c.spec.substr(key));
-  const bool kept = c.spec.find("feedback=none") == std::string::npos;
+  // An index makes blocks of the union's elements, wherever they lie.
+  const bool kept = c.spec.find("feedback=none") == std::string::npos ||
+                    c.spec.find("index=none") == std::string::npos;
   for (int step = 0; step < 3; ++step) {
     std::vector<Gradient> sums = c.gradients;
     const addend::Status status = workers.step(sums);

@@ -11,8 +11,8 @@
 #include "addend/simd.h"
 #include "base/bits.h"
 #include "base/buffer.h"
-#include "codec/exact/kernels.h"
-#include "codec/exact/kernels_reference.h"
+#include "codec/index/kernels.h"
+#include "codec/index/kernels_reference.h"
 #include "fold/reference.h"
 #include "fuzz/input.h"
 #include "tests/support/exact_sum.h"
@@ -69,7 +69,7 @@ bool equal(const std::vector<T>& a, const std::vector<T>& b, uint64_t count) {
 
 template <typename T>
 void check_passes(Input& input, uint64_t count) {
-  namespace exact = addend::exact;
+  namespace index = addend::index;
   constexpr uint64_t kSlack = addend::Buffer::kSlack / sizeof(T);
   std::vector<T> gradient(count);
   Words wanted(addend::words_for(count)), bitmap(wanted.size()), scanned(wanted.size());
@@ -84,37 +84,37 @@ void check_passes(Input& input, uint64_t count) {
 
   std::vector<T> kept(count + 64 + kSlack), scanned_kept(capacity + kSlack), short_kept(capacity);
   const auto found =
-      exact::scan(sizeof(T), gradient.data(), count, scanned.data(), scanned_kept.data(), capacity);
-  const auto expected = exact::reference::scan(gradient.data(), 0, count, bitmap.data(),
+      index::scan(sizeof(T), gradient.data(), count, scanned.data(), scanned_kept.data(), capacity);
+  const auto expected = index::reference::scan(gradient.data(), 0, count, bitmap.data(),
                                                short_kept.data(), capacity, {});
   require(found.nonzeros == expected.nonzeros && found.kept == expected.kept);
   require(scanned == bitmap && equal(scanned_kept, short_kept, found.kept));
 
   const uint64_t selected = addend::popcount(wanted);
   std::vector<T> packed(selected + kSlack), reference(selected + kSlack);
-  require(exact::pack(sizeof(T), gradient.data(), count, wanted.data(), packed.data()) == selected);
-  exact::reference::pack(gradient.data(), 0, count, wanted.data(), reference.data(), 0);
+  require(index::pack(sizeof(T), gradient.data(), count, wanted.data(), packed.data()) == selected);
+  index::reference::pack(gradient.data(), 0, count, wanted.data(), reference.data(), 0);
   require(equal(packed, reference, selected));
 
   std::vector<T> out(count), out_reference(count);
-  exact::unpack(sizeof(T), packed.data(), wanted.data(), count, out.data());
-  exact::reference::unpack(packed.data(), wanted.data(), 0, count, out_reference.data(), 0);
+  index::unpack(sizeof(T), packed.data(), wanted.data(), count, out.data());
+  index::reference::unpack(packed.data(), wanted.data(), 0, count, out_reference.data(), 0);
   require(out == out_reference);
   std::vector<T> zeros(count), zeros_reference(count);
-  exact::unpack_into_zeros(sizeof(T), packed.data(), wanted.data(), count, zeros.data());
-  exact::reference::unpack_into_zeros(packed.data(), wanted.data(), 0, count,
+  index::unpack_into_zeros(sizeof(T), packed.data(), wanted.data(), count, zeros.data());
+  index::reference::unpack_into_zeros(packed.data(), wanted.data(), 0, count,
                                       zeros_reference.data(), 0);
   require(zeros == zeros_reference && zeros == out);
 
-  exact::reference::scan(gradient.data(), 0, count, bitmap.data(), kept.data(), count + 64, {});
+  index::reference::scan(gradient.data(), 0, count, bitmap.data(), kept.data(), count + 64, {});
   for (std::size_t w = 0; w < wanted.size(); ++w)
     wanted[w] |= bitmap[w];
   const uint64_t placed = addend::popcount(wanted);
   packed.assign(placed + kSlack, 0);
   reference.assign(placed + kSlack, 0);
-  require(exact::place(sizeof(T), kept.data(), bitmap.data(), bitmap.size(), wanted.data(),
+  require(index::place(sizeof(T), kept.data(), bitmap.data(), bitmap.size(), wanted.data(),
                        packed.data()) == placed);
-  exact::reference::place(kept.data(), bitmap.data(), bitmap.size(), wanted.data(),
+  index::reference::place(kept.data(), bitmap.data(), bitmap.size(), wanted.data(),
                           reference.data());
   require(equal(packed, reference, placed));
 }

@@ -71,7 +71,10 @@ std::vector<std::string> sensible_codecs() {
     }
     if (name == "cast") codecs.back() += ":to=bf16";
     if (name == "cast") codecs.push_back(name + ":to=f16");
-    if (name == "quant") codecs.push_back(name + ":carrier=indices");
+    if (name == "quant") {
+      for (const char* options : {"carrier=indices", "index=auto"})
+        codecs.push_back(name + ":" + options);
+    }
   }
   return codecs;
 }

@@ -4,8 +4,6 @@
 #include <cstring>
 #include <string>
 
-#include "codec/fingerprint.h"
-
 namespace addend {
 namespace {
 
@@ -40,7 +38,10 @@ std::string of_worker(uint64_t saved, uint64_t mine) {
 }  // namespace
 
 uint64_t FeedbackCodec::fingerprint() const {
-  return Fingerprint().add(base_fingerprint()).add(step_).value();
+  Fingerprint print;
+  print.add(base_fingerprint()).add(step_);
+  add_plan(print);
+  return print.value();
 }
 
 Segment FeedbackCodec::segment_at(uint64_t segment) const {

@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "codec/fingerprint.h"
 #include "codec/residual.h"
 #include "codec/step.h"
 
@@ -21,6 +22,8 @@ class FeedbackCodec : public SteppedCodec {
  protected:
   /// Everything that workers must share, without the step.
   virtual uint64_t base_fingerprint() const = 0;
+  /// What the plan of the next step derived from earlier sums.
+  virtual void add_plan(Fingerprint&) const {}
   /// What a segment's residual depends on: not world, bucket or scale, which may change under it.
   virtual uint64_t segment_fingerprint(uint64_t segment) const = 0;
   virtual Residual::Range segment_range(uint64_t segment) const = 0;

@@ -178,6 +178,8 @@ const std::vector<RoundsCase> kRounds = {
     {"exact:mode=packed", DType::kF16, 130, 1.0 / 3},
     {"quant:block=64,feedback=float", DType::kF32, 210, 0.5, 6, {{7, 140}, {3, 70}}},
     {"quant:bits=auto,feedback=byte", DType::kF32, 210, 1, 0, {{3, 70}, {7, 140}}},
+    {"quant:index=packed,block=64", DType::kF32, 300},
+    {"quant:index=two-level,feedback=float", DType::kBf16, 210, 0.5, 2, {{7, 140}, {3, 70}}},
     {"cast:to=bf16", DType::kF32, 130},
     {"cast:to=f16", DType::kBf16, 130, 1.0 / 3},
     {"cast:to=f16,feedback=float", DType::kF32, 130, 1.0 / 3, 4, {{7, 100}, {3, 30}}},

@@ -29,6 +29,7 @@ const std::vector<std::string> kSpecs = {
     "quant:feedback=float",
     "quant:feedback=byte,bits=auto",
     "quant:rotate=none,carrier=indices",
+    "quant:index=auto,feedback=float",
 };
 
 // Subnormals of the gradient's type or of the one that travels, and numbers whose sums and products

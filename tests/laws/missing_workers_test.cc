@@ -37,6 +37,8 @@ const std::vector<std::string> kSpecs = {
     "quant:levels=uniform",
     "quant:levels=published,feedback=float",
     "quant:block=whole,feedback=byte",
+    "quant:index=packed",
+    "quant:index=auto,feedback=float",
 };
 
 // Who is missing in a step: each with probability `rate`, but never all.

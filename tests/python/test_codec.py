@@ -21,7 +21,13 @@ EXACT = [
     "exact:values=reproducible",
 ]
 CAST = ["cast:bf16", "cast:f16", "cast:f16,feedback=float"]
-QUANT = ["quant", "quant:carrier=indices", "quant:feedback=float", "quant:bits=auto"]
+QUANT = [
+    "quant",
+    "quant:carrier=indices",
+    "quant:feedback=float",
+    "quant:bits=auto",
+    "quant:index=auto",
+]
 
 
 def sparse(world: int, count: int, seed: int = 0) -> list[np.ndarray[Any, Any]]:

@@ -126,6 +126,12 @@ class QuantWorkers {
     }
   }
 
+  static void unite(const Plane& plane, std::vector<uint8_t>& bits) {
+    const auto* from = static_cast<const uint8_t*>(plane.data);
+    for (std::size_t i = 0; i < bits.size(); ++i)
+      bits[i] = static_cast<uint8_t>(bits[i] | from[i]);
+  }
+
   Status reduce(std::vector<Round>& rounds, std::size_t p, uint32_t number, const Tamper& tamper) {
     const Plane& shape = rounds[0].planes[p];
     std::vector<uint8_t> sums(op_sum_bytes(shape.op, shape.lanes), 0);
@@ -134,7 +140,11 @@ class QuantWorkers {
       if (plane.op != shape.op || plane.lanes != shape.lanes)
         return make_error(Errc::kMismatch, "workers sent different planes");
       if (w < 64 && (missing_ >> w & 1) != 0) continue;
-      plane.op == Op::kMaxU32 ? raise(plane, sums) : add(plane, sums);
+      if (plane.op == Op::kOrU64) {
+        unite(plane, sums);
+      } else {
+        plane.op == Op::kMaxU32 ? raise(plane, sums) : add(plane, sums);
+      }
     }
     if (tamper) tamper(number, shape, sums);
     for (Round& round : rounds) {

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
+#include <span>
 
 #include "base/bits.h"
 #include "codec/exact/sketch.h"
@@ -112,6 +114,23 @@ Mode choose(const Layout& layout, const Options& options, const Observation& see
   empty.nonzeros = empty.capacity = empty.live_blocks = empty.element_bits = 0;
   const bool may_pay = cheapest_sparse(layout, options, empty).seconds < enough;
   return may_pay ? Mode::kPacked : Mode::kDense;
+}
+
+void survey_blocks(const Layout& layout, const Options& options, const uint64_t* bitmap,
+                   Observation& seen) {
+  std::span<const uint64_t> sizes(&options.block, 1);
+  if (chooses_block(options)) sizes = kBlockSizes;
+  Observation best = seen;
+  double least = std::numeric_limits<double>::infinity();
+  for (const uint64_t block : sizes) {
+    Observation tried = seen;
+    tried.block = block;
+    count_blocks(bitmap, layout.count, tried);
+    const double seconds = seconds_of(Mode::kTwoLevel, layout, options, tried);
+    if (seconds < least) best = tried;
+    least = std::min(least, seconds);
+  }
+  seen = best;
 }
 
 void count_blocks(const uint64_t* bitmap, uint64_t count, Observation& seen) {

@@ -52,6 +52,10 @@ constexpr bool chooses_block(const Options& options) {
 /// Counts the live blocks of `seen.block` elements and their element bits in a union.
 void count_blocks(const uint64_t* bitmap, uint64_t count, Observation& seen);
 
+/// The same at the block size at which the two-level form would cost least, which it sets.
+void survey_blocks(const Layout& layout, const Options& options, const uint64_t* bitmap,
+                   Observation& seen);
+
 /// Whether a step should also count blocks, to learn whether two levels would pay.
 constexpr bool surveys_blocks(const Options& options, const Observation& seen) {
   return options.mode == Mode::kAuto &&

@@ -5,24 +5,15 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <span>
 
 #include "base/bits.h"
 #include "codec/convert.h"
 #include "codec/dense/dense.h"
-#include "codec/exact/kernels.h"
 #include "codec/fingerprint.h"
+#include "codec/index/kernels.h"
 
 namespace addend::exact {
 namespace {
-
-// Non-zeros are kept during the scan while they are at most a quarter of the gradient; beyond, they
-// are read from it again.
-constexpr uint64_t kKeptShare = 4;
-
-// Two levels go by live blocks while the union is less than an eighth of the gradient. Beyond, one
-// bitmap and the kernels that stream over all of it are faster than many short copies.
-constexpr uint64_t kLiveShare = 8;
 
 // From this union density on, gathering values costs more than the few zeros (0.1 %) it would save.
 bool nearly_dense(uint64_t nonzeros, uint64_t count) { return nonzeros >= count - count / 1024; }
@@ -48,14 +39,6 @@ bool all_below(const void* values, uint64_t count, Word infinity) {
 bool all_finite(DType dtype, const void* values, uint64_t count) {
   if (dtype == DType::kF32) return all_below<uint32_t>(values, count, 0x7F800000);
   return all_below<uint16_t>(values, count, dtype == DType::kBf16 ? 0x7F80 : 0x7C00);
-}
-
-// A bit of our own that is missing in the union is an adder's fault, and packing by such an index
-// would silently lose values.
-Error lost_index_bits() {
-  return make_error(
-      Errc::kUndecodable,
-      "the union that came back lacks non-zeros of this worker: an adder lost index bits");
 }
 
 }  // namespace
@@ -106,13 +89,10 @@ uint64_t ExactCodec::fingerprint() const {
   return print.value();
 }
 
-uint64_t ExactCodec::words() const { return words_for(layout().count); }
-
 uint64_t ExactCodec::memory_bytes() const {
-  uint64_t total =
-      two_level_.memory_bytes() + reproducible_.memory_bytes() + sketch_.memory_bytes();
-  for (const Buffer* buffer : {&local_, &kept_, &index_, &values_, &ranges_, &cells_, &escape_,
-                               &local_escape_, &quanta_, &keys_, &fix_up_, &fix_values_}) {
+  uint64_t total = index_.memory_bytes() + reproducible_.memory_bytes() + sketch_.memory_bytes();
+  for (const Buffer* buffer : {&values_, &ranges_, &cells_, &escape_, &local_escape_, &quanta_,
+                               &keys_, &fix_up_, &fix_values_}) {
     total += buffer->capacity();
   }
   return total;
@@ -122,7 +102,8 @@ Status ExactCodec::do_begin(const void* gradient) {
   gradient_ = gradient;
   waiting_ = Waiting::kNothing;
   dense_plane_ = nullptr;
-  peeled_ = live_only_ = false;
+  peeled_ = false;
+  index_.start(width(), gradient, layout().count);
   union_ = fix_up_count_ = 0;
   draft().mode = mode_name(mode_);
   if (options_.mode == Mode::kSketch && mode_ == Mode::kPacked) draft().fallback = "first-step";
@@ -130,24 +111,18 @@ Status ExactCodec::do_begin(const void* gradient) {
 }
 
 Status ExactCodec::scan_gradient() {
-  const uint64_t capacity = layout().count / kKeptShare + 64;
-  ADDEND_TRY(local_.reserve(words() * 8));
-  ADDEND_TRY(kept_.reserve(capacity * width() + Buffer::kSlack));
-  const ScanResult found =
-      scan(width(), gradient_, layout().count, local_.as<uint64_t>(), kept_.as<void>(), capacity);
-  nonzeros_ = found.nonzeros;
-  kept_all_ = found.kept == found.nonzeros;
-  negative_zeros_ = found.negative_zeros;
-  draft().local_nonzeros = nonzeros_;
-  if (kept_all_ || (mode_ != Mode::kSketch && !reproducible())) return {};
+  ADDEND_TRY(index_.scan());
+  draft().local_nonzeros = index_.nonzeros();
+  if (index_.kept() != nullptr || (mode_ != Mode::kSketch && !reproducible())) return {};
   // Sketches and reproducible values look at the non-zeros themselves, however many there are.
-  ADDEND_TRY(values_.reserve(nonzeros_ * width() + Buffer::kSlack));
-  pack(width(), gradient_, layout().count, local_.as<uint64_t>(), values_.as<void>());
+  ADDEND_TRY(values_.reserve(index_.nonzeros() * width() + Buffer::kSlack));
+  index::pack(width(), gradient_, layout().count, index_.local(), values_.as<void>());
   return {};
 }
 
 NonZeros ExactCodec::nonzeros() const {
-  return {local_.as<uint64_t>(), kept_all_ ? kept_.as<void>() : values_.as<void>(), layout().count};
+  const void* kept = index_.kept();
+  return {index_.local(), kept != nullptr ? kept : values_.as<void>(), layout().count};
 }
 
 Result<bool> ExactCodec::do_round(Round& round) {
@@ -211,9 +186,7 @@ Status ExactCodec::open_ranges(Round& round) {
 }
 
 Status ExactCodec::open_index(Round& round) {
-  ADDEND_TRY(index_.reserve(words() * 8));
-  std::memcpy(index(), local_.as<void>(), words() * 8);
-  round.add({Op::kOrU64, words(), index(), nullptr, nullptr});
+  ADDEND_TRY(index_.open_bitmap(round));
   if (reproducible()) ADDEND_TRY(open_ranges(round));
   waiting_ = Waiting::kIndex;
   return {};
@@ -221,15 +194,9 @@ Status ExactCodec::open_index(Round& round) {
 
 Status ExactCodec::open_blocks(Round& round) {
   // The survey at the end of a step wants the union as a bitmap, and must not fail then.
-  if (options_.mode == Mode::kAuto) ADDEND_TRY(index_.reserve(words() * 8));
-  ADDEND_TRY(two_level_.set_blocks(width(), gradient_, layout().count, seen_.block));
-  nonzeros_ = draft().local_nonzeros = two_level_.local().nonzeros;
-  if (by_blocks()) {
-    negative_zeros_ = two_level_.local().negative_zeros;
-    kept_all_ = false;
-  }
-  round.add(two_level_.live_plane());
-  round.add(two_level_.partial_plane());
+  if (options_.mode == Mode::kAuto) ADDEND_TRY(index_.reserve_bitmap());
+  ADDEND_TRY(index_.open_blocks(seen_.block, round));
+  draft().local_nonzeros = index_.nonzeros();
   if (reproducible()) ADDEND_TRY(open_ranges(round));
   waiting_ = Waiting::kBlocks;
   return {};
@@ -238,44 +205,27 @@ Status ExactCodec::open_blocks(Round& round) {
 // ----------------------------------------------------------------------------------------------------------------
 
 Result<bool> ExactCodec::close_blocks(Round& round) {
-  ADDEND_TRY(two_level_.set_elements(gradient_));
-  const Plane elements = two_level_.element_plane();
-  if (elements.lanes == 0) return close_elements(round);
-  round.add(elements);
+  const Result<bool> elements = index_.close_blocks(round);
+  ADDEND_TRY(elements);
   waiting_ = Waiting::kElements;
-  return true;
-}
-
-Result<bool> ExactCodec::close_elements(Round& round) {
-  set_union(two_level_.count_union());
-  if (!two_level_.holds_local()) return lost_index_bits();
-  live_only_ = by_blocks() && union_ < layout().count / kLiveShare;
-  if (live_only_) return open_values(round);
-  ADDEND_TRY(index_.reserve(words() * 8));
-  two_level_.write_union(index());
-  // Words without a non-zero may now lie in live blocks, where a -0.0 was not looked for.
-  if (by_blocks() && two_level_.element_plane().lanes > 0) negative_zeros_ = true;
+  if (*elements) return true;
+  ADDEND_TRY(accept_union());
   return open_values(round);
 }
 
-void ExactCodec::set_union(uint64_t nonzeros) {
-  union_ = nonzeros;
-  draft().union_nonzeros = nonzeros;
+Result<bool> ExactCodec::close_elements(Round& round) {
+  ADDEND_TRY(index_.close_elements());
+  ADDEND_TRY(accept_union());
+  return open_values(round);
 }
 
-// Takes in a folded index. Bits past the end are dropped, as everyone does.
 Status ExactCodec::accept_union() {
-  if (layout().count % 64 != 0) index()[words() - 1] &= low_mask(layout().count % 64);
-  const auto* local = local_.as<uint64_t>();
-  uint64_t lost = 0;
-  for (uint64_t w = 0; w < words(); ++w)
-    lost |= local[w] & ~index()[w];
-  if (lost != 0) return lost_index_bits();
-  set_union(popcount({index(), words()}));
-  return {};
+  union_ = draft().union_nonzeros = index_.size();
+  return index_.holds_local() ? Status() : index::lost_index_bits();
 }
 
 Result<bool> ExactCodec::close_index(Round& round) {
+  index_.close_bitmap();
   ADDEND_TRY(accept_union());
   return open_values(round);
 }
@@ -293,20 +243,14 @@ Result<bool> ExactCodec::open_values(Round& round) {
   if (reproducible()) {
     ADDEND_TRY(reproducible_.set_ranges(ranges_.as<uint32_t>(), layout().count, layout().world,
                                         options_.tolerance));
-    ADDEND_TRY(reproducible_.pack(layout().dtype, gradient_, index()));
+    ADDEND_TRY(reproducible_.pack(layout().dtype, gradient_, bitmap()));
     for (const Plane& plane : {reproducible_.narrow_plane(), reproducible_.wide_plane()}) {
       if (plane.lanes > 0) round.add(plane);
     }
     draft().escaped_values = reproducible_.escaped();
     return true;
   }
-  if (live_only_) {
-    two_level_.pack_values(gradient_, values_.as<void>());
-  } else if (kept_all_) {
-    place(width(), kept_.as<void>(), local_.as<uint64_t>(), words(), index(), values_.as<void>());
-  } else {
-    pack(width(), gradient_, layout().count, index(), values_.as<void>());
-  }
+  index_.gather(values_.as<void>());
   multiply(layout().dtype, values_.as<void>(), union_, scale(), values_.as<void>());
   round.add({sum_op(layout().dtype), union_, values_.as<void>(), nullptr, nullptr});
   return true;
@@ -318,31 +262,15 @@ Status ExactCodec::do_finish(void* gradient) {
   if (peeled_) {
     ADDEND_TRY(assemble_sketch());
   } else if (reproducible() && union_ > 0) {
-    reproducible_.unpack(layout().dtype, index(), scale(), values_.as<void>());
+    reproducible_.unpack(layout().dtype, bitmap(), scale(), values_.as<void>());
   }
   if (dense_plane_ != nullptr) {
     take_dense_plane(layout(), dense_plane_, gradient);
   } else if (layout().count > 0) {
-    write_union(gradient);
+    index_.scatter(values_.as<void>(), gradient);
   }
   observe(gradient);
   return {};
-}
-
-// The gradient of the step is zero outside the union already, and is not written there again; but
-// a -0.0 would stay where other workers write +0.0.
-void ExactCodec::write_union(void* gradient) {
-  const bool zeros_stand = gradient == gradient_ && !negative_zeros_;
-  if (union_ == 0) {
-    if (!zeros_stand) std::memset(gradient, 0, draft().dense_bytes);
-  } else if (live_only_) {
-    two_level_.unpack_values(values_.as<void>(), zeros_stand ? Outside::kZeros : Outside::kAnything,
-                             gradient);
-  } else if (zeros_stand) {
-    unpack_into_zeros(width(), values_.as<void>(), index(), layout().count, gradient);
-  } else {
-    unpack(width(), values_.as<void>(), index(), layout().count, gradient);
-  }
 }
 
 void ExactCodec::observe(const void* sum) {
@@ -390,21 +318,8 @@ void ExactCodec::learn() {
 void ExactCodec::survey_blocks() {
   seen_.live_blocks = seen_.element_bits = 0;
   if (union_ == 0) return;
-  if (live_only_) two_level_.write_union(index());
-  std::span<const uint64_t> sizes(&options_.block, 1);
-  if (chooses_block(options_)) sizes = kBlockSizes;
-  Observation best = seen_;
-  double least = std::numeric_limits<double>::infinity();
-  for (const uint64_t block : sizes) {
-    Observation seen = seen_;
-    seen.block = block;
-    count_blocks(index(), layout().count, seen);
-    const double seconds =
-        estimate(Mode::kTwoLevel, layout(), options_, seen).seconds(layout().network);
-    if (seconds < least) best = seen;
-    least = std::min(least, seconds);
-  }
-  seen_ = best;
+  if (index_.by_blocks()) index_.write_bitmap();
+  exact::survey_blocks(layout(), options_, bitmap(), seen_);
 }
 
 }  // namespace addend::exact

@@ -13,7 +13,7 @@
 #include "codec/exact/seen_unions.h"
 #include "codec/exact/sketch.h"
 #include "codec/exact/sketch_values.h"
-#include "codec/exact/two_level.h"
+#include "codec/index/union_index.h"
 #include "codec/step.h"
 
 namespace addend::exact {
@@ -43,9 +43,9 @@ class ExactCodec final : public SteppedCodec {
   // The gradient is scanned for live blocks, not for non-zeros. Reproducible values need those for
   // their ranges.
   bool by_blocks() const { return mode_ == Mode::kTwoLevel && !reproducible(); }
-  uint64_t words() const;
+  uint64_t words() const { return words_for(layout().count); }
   uint32_t width() const { return dtype_bytes(layout().dtype); }
-  uint64_t* index() { return index_.as<uint64_t>(); }
+  uint64_t* bitmap() { return index_.bitmap(); }
 
   void make_plan();
   Status scan_gradient();
@@ -67,14 +67,12 @@ class ExactCodec final : public SteppedCodec {
   Result<bool> close_sketch(Round& round);
 
   Status accept_union();
-  void set_union(uint64_t nonzeros);
   Result<bool> open_values(Round& round);
   Status local_quanta();
   void stuck_quanta(uint64_t* lanes) const;
   Status select_fix_up();
   Result<bool> open_fix_up(Round& round);
 
-  void write_union(void* gradient);
   void observe(const void* sum);
   void learn();
   void survey_blocks();
@@ -95,19 +93,13 @@ class ExactCodec final : public SteppedCodec {
   // The step.
   const void* gradient_ = nullptr;
   Waiting waiting_ = Waiting::kNothing;
-  uint64_t nonzeros_ = 0;   // local
-  uint64_t union_ = 0;      // non-zeros of the union
-  bool live_only_ = false;  // values go by live blocks, and no bitmap of the union exists
-  bool kept_all_ = false;
-  bool negative_zeros_ = false;  // somewhere in the gradient
+  uint64_t union_ = 0;  // non-zeros of the union
   bool peeled_ = false;
   const void* dense_plane_ = nullptr;  // values travel as they are, and lie here
   uint64_t fix_up_count_ = 0;
   uint32_t top_lane_ = 0;
 
-  Buffer local_;   // bitmap of this worker
-  Buffer kept_;    // its non-zeros, while they are few
-  Buffer index_;   // plane: bitmap, then the union
+  index::UnionIndex index_;
   Buffer values_;  // plane: packed values; or the decoded packed values
   Buffer ranges_;  // plane: block ranges
   Buffer cells_;   // plane: sketch cells
@@ -117,7 +109,6 @@ class ExactCodec final : public SteppedCodec {
   Buffer keys_;        // bitmap: the union's keys that are in the sketch
   Buffer fix_up_;      // bitmap: the union's keys that escape
   Buffer fix_values_;  // plane: their values as floats; decoded, in both value modes
-  TwoLevelIndex two_level_;
   ReproducibleValues reproducible_;
   Sketch sketch_;
 };

@@ -9,13 +9,13 @@
 #include "base/bits.h"
 #include "codec/convert.h"
 #include "codec/exact/exact.h"
-#include "codec/exact/kernels.h"
+#include "codec/index/kernels.h"
 
 namespace addend::exact {
 
 // Integers of the local keys, one per non-zero, and which words or blocks escape.
 Status ExactCodec::local_quanta() {
-  ADDEND_TRY(quanta_.reserve(nonzeros_ * 8));
+  ADDEND_TRY(quanta_.reserve(index_.nonzeros() * 8));
   auto* quanta = quanta_.as<int64_t>();
   if (!reproducible()) {
     const uint64_t bytes = words_for(words()) * 8;
@@ -45,12 +45,10 @@ Status ExactCodec::local_quanta() {
 }
 
 Status ExactCodec::open_sketch(Round& round) {
-  ADDEND_TRY(index_.reserve(words() * 8));
   ADDEND_TRY(keys_.reserve(words() * 8));
   ADDEND_TRY(cells_.reserve(shape_.lanes_total() * 8));
-  std::memcpy(index(), local_.as<void>(), words() * 8);
   std::memset(cells_.as<void>(), 0, shape_.lanes_total() * 8);
-  KeySet keys{local_.as<uint64_t>(), words(), nonzeros_};
+  KeySet keys{index_.local(), words(), index_.nonzeros()};
   if (reproducible()) {
     ADDEND_TRY(reproducible_.set_ranges(ranges_.as<uint32_t>(), layout().count, layout().world,
                                         options_.tolerance));
@@ -61,7 +59,7 @@ Status ExactCodec::open_sketch(Round& round) {
     keys.count = popcount({keys.bitmap, keys.words});
   }
   ADDEND_TRY(sketch_.insert(shape_, keys, quanta_.as<int64_t>(), cells_.as<uint64_t>()));
-  round.add({Op::kOrU64, words(), index(), nullptr, nullptr});
+  ADDEND_TRY(index_.open_bitmap(round));
   round.add({Op::kSumI64, shape_.lanes_total(), cells_.as<void>(), nullptr, nullptr});
   if (!reproducible()) {
     round.add({Op::kOrU64, words_for(words()), escape_.as<void>(), nullptr, nullptr});
@@ -73,18 +71,19 @@ Status ExactCodec::open_sketch(Round& round) {
 }
 
 Result<bool> ExactCodec::close_sketch(Round& round) {
+  index_.close_bitmap();
   ADDEND_TRY(accept_union());
   if (union_ == 0) {
     waiting_ = Waiting::kLast;
     ADDEND_TRY(Sketch::check_zero(shape_, cells_.as<uint64_t>()));
     return false;
   }
-  KeySet set{index(), words(), union_};
+  KeySet set{bitmap(), words(), union_};
   ADDEND_TRY(select_fix_up());
   if (reproducible() && fix_up_count_ > 0) {
     auto* keys = keys_.as<uint64_t>();
     for (uint64_t w = 0; w < words(); ++w)
-      keys[w] = index()[w] & ~fix_up_.as<uint64_t>()[w];
+      keys[w] = bitmap()[w] & ~fix_up_.as<uint64_t>()[w];
     set = {keys, words(), union_ - fix_up_count_};
   }
   if (!shape_.can_hold(set.count)) {
@@ -117,7 +116,7 @@ Status ExactCodec::select_fix_up() {
   for (uint64_t w = 0; w < words(); ++w) {
     const bool escaped = reproducible() ? !reproducible_.format(w * 64 / kRangeBlock).single()
                                         : test_bit(escape_.as<uint64_t>(), w);
-    fix_up[w] = escaped ? index()[w] : 0;
+    fix_up[w] = escaped ? bitmap()[w] : 0;
   }
   fix_up_count_ = popcount({fix_up, words()});
   return {};
@@ -157,7 +156,7 @@ Result<bool> ExactCodec::open_fix_up(Round& round) {
     round.add(reproducible_.wide_plane());
   } else {
     auto* values = fix_values_.as<void>();
-    pack(width(), gradient_, layout().count, fix_up_.as<uint64_t>(), values);
+    index::pack(width(), gradient_, layout().count, fix_up_.as<uint64_t>(), values);
     multiply(layout().dtype, values, fix_up_count_, scale(), values);
     round.add({sum_op(layout().dtype), fix_up_count_, fix_values_.as<void>(), nullptr, nullptr});
   }
@@ -215,8 +214,8 @@ void ExactCodec::assemble_mixed() {
     const uint64_t stuck_word = stuck.count > 0 ? stuck.bitmap[w] : 0;
     const uint64_t escaped_word = fix_up_count_ > 0 ? fix_up_.as<uint64_t>()[w] : 0;
     // Float mode sketches every key; reproducible mode leaves the escaped ones out.
-    const uint64_t key_word = reproducible() ? index()[w] & ~escaped_word : index()[w];
-    for_each_bit(index()[w], 0, [&](uint64_t bit) {
+    const uint64_t key_word = reproducible() ? bitmap()[w] & ~escaped_word : bitmap()[w];
+    for_each_bit(bitmap()[w], 0, [&](uint64_t bit) {
       const uint64_t mask = uint64_t{1} << bit;
       int64_t quanta = (key_word & mask) != 0 ? *peeled++ : 0;
       if ((stuck_word & mask) != 0) quanta = *stuck_values++;

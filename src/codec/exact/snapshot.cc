@@ -8,9 +8,9 @@
 
 #include "base/bits.h"
 #include "base/float_environment.h"
-#include "codec/exact/kernels.h"
 #include "codec/exact/reproducible.h"
 #include "codec/exact/snapshot_plan.h"
+#include "codec/index/kernels.h"
 
 namespace addend {
 namespace {
@@ -41,7 +41,7 @@ struct Scanned {
     const uint64_t capacity = gradient.count + 64;
     ADDEND_TRY(bitmap.reserve(words_for(gradient.count) * 8));
     ADDEND_TRY(values.reserve(capacity * width + Buffer::kSlack));
-    nonzeros = exact::scan(width, gradient.data, gradient.count, bitmap.as<uint64_t>(),
+    nonzeros = index::scan(width, gradient.data, gradient.count, bitmap.as<uint64_t>(),
                            values.as<void>(), capacity)
                    .nonzeros;
     return {};
@@ -245,7 +245,7 @@ Status decode_snapshot(const SnapshotPlan& plan, const Snapshot& snapshot, void*
     store_float(plan.dtype, packed.as<void>(), i, exact::from_fixed(format, plan.dtype, number));
   }
   ADDEND_TRY(sketch.settle(shape, nullptr, cells.as<uint64_t>()));
-  exact::unpack(width, packed.as<void>(), index, plan.count, out);
+  index::unpack(width, packed.as<void>(), index, plan.count, out);
   return {};
 }
 

@@ -19,6 +19,10 @@ uint64_t next_elements(uint64_t left, uint64_t block, bool padded_tail) {
 }  // namespace
 
 void Blocks::cut(const Layout& layout, uint64_t block) {
+  blocks_.clear();
+  segments_.clear();
+  largest_ = 0;
+  padded_ = 0;
   const bool whole = layout.segments.empty();
   const std::vector<Segment> bucket = {{layout.bucket, layout.count}};
   uint64_t at = 0;

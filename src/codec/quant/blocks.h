@@ -29,7 +29,8 @@ struct BlockRange {
 
 class Blocks {
  public:
-  /// Cuts into blocks of `block` elements (0: a segment is one block). Without segments the last
+  /// Cuts into blocks of `block` elements (0: a segment is one block), in place of those that there
+  /// were. Without segments the last
   /// block is padded to a power of two; with them the end of a segment is cut into falling powers
   /// of two, so that fewer than kLeastBlock elements are padding.
   void cut(const Layout& layout, uint64_t block);

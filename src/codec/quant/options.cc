@@ -40,6 +40,8 @@ Status check(const Options& options, const Layout& layout) {
   if (options.carrier == Carrier::kIndices && (options.bits == 0 || options.bits > 4)) {
     return refuse("carrier=indices packs 4-bit indices: it needs bits=1 to 4");
   }
+  if (options.index != Index::kNone && options.feedback == Feedback::kByte)
+    return refuse("index keeps its residual by position: it needs feedback=none or float");
   if (options.levels != Levels::kTable && options.bits == 0)
     return refuse("bits=auto needs levels=table");
   if (options.levels == Levels::kPublished && options.bits != 4)
@@ -71,6 +73,8 @@ const std::vector<OptionHelp>& quant_options() {
       {"feedback", "none|float|byte", "error feedback: residual kept in 4 or 1 bytes an element"},
       {"carrier", "levels|indices", "planes of level sums for any engine, or 4-bit table sums"},
       {"nonfinite", "nan|error", "a block with NaN or Inf becomes NaN on all ranks, or an error"},
+      {"index", "none|auto|packed|two-level",
+       "sparse gradients: where the union is travels first, then only its values"},
   };
   return options;
 }
@@ -100,6 +104,8 @@ Result<Options> read_options(const CodecSpec& spec, const Layout& layout) {
   ADDEND_TRY(carrier);
   const auto non_finite = read_choice(spec, help[10], 0);
   ADDEND_TRY(non_finite);
+  const auto index = read_choice(spec, help[11], 0);
+  ADDEND_TRY(index);
   Options options;
   options.bits = static_cast<uint32_t>(*bits);
   options.budget = *budget;
@@ -112,6 +118,7 @@ Result<Options> read_options(const CodecSpec& spec, const Layout& layout) {
   options.feedback = static_cast<Feedback>(*feedback);
   options.carrier = static_cast<Carrier>(*carrier);
   options.non_finite = static_cast<NonFinite>(*non_finite);
+  options.index = static_cast<Index>(*index);
   ADDEND_TRY(check(options, layout));
   return options;
 }

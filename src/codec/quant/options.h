@@ -16,6 +16,7 @@ enum class Rotation : uint8_t { kBlock, kNone };
 enum class Rounding : uint8_t { kCorrelated, kIndependent };
 enum class Carrier : uint8_t { kLevels, kIndices };
 enum class NonFinite : uint8_t { kNan, kError };
+enum class Index : uint8_t { kNone, kAuto, kPacked, kTwoLevel };
 
 struct Options {
   uint32_t bits = 4;  ///< 0: chosen per block under `budget`
@@ -29,6 +30,7 @@ struct Options {
   Feedback feedback = Feedback::kNone;
   Carrier carrier = Carrier::kLevels;
   NonFinite non_finite = NonFinite::kNan;
+  Index index = Index::kNone;  ///< where the union is comes first; blocks are cut from its values
 };
 
 const std::vector<OptionHelp>& quant_options();

@@ -59,9 +59,18 @@ Status QuantCodec::set_up() {
     ADDEND_TRY(coding);
     codings_.push_back(std::move(*coding));
   }
-  blocks_.cut(layout(), options_.block);
-  ADDEND_TRY(residual_.reserve(options_.feedback, blocks_.padded(), blocks_.size()));
-  if (layout().count == 0) return {};
+  if (indexed()) {
+    // Blocks follow the union, and are cut anew in every step.
+    form_ = options_.index == Index::kTwoLevel ? exact::Mode::kTwoLevel : exact::Mode::kPacked;
+    return residual_.reserve(options_.feedback, layout().count, 0);
+  }
+  ADDEND_TRY(cut_blocks(layout()));
+  return residual_.reserve(options_.feedback, blocks_.padded(), blocks_.size());
+}
+
+Status QuantCodec::cut_blocks(const Layout& elements) {
+  blocks_.cut(elements, options_.block);
+  if (blocks_.size() == 0) return {};
   const uint64_t largest = blocks_.largest();
   ADDEND_TRY(norms_.reserve(blocks_.size() * 4));
   ADDEND_TRY(signs_.reserve(largest / 8));
@@ -72,7 +81,7 @@ Status QuantCodec::set_up() {
   return {};
 }
 
-uint64_t QuantCodec::sign_period() const { return residual_.any() ? kFeedbackSignPeriod : 1; }
+uint64_t QuantCodec::sign_period() const { return keeps_rotated() ? kFeedbackSignPeriod : 1; }
 
 uint64_t QuantCodec::base_fingerprint() const {
   Fingerprint print;
@@ -92,7 +101,14 @@ uint64_t QuantCodec::base_fingerprint() const {
       print.add(uint64_t{level});
     print.add(coding.table.half_range);
   }
+  if (indexed()) print.add("index").add(static_cast<uint64_t>(options_.index));
   return print.value();
+}
+
+void QuantCodec::add_plan(Fingerprint& print) const {
+  if (!indexed()) return;
+  print.add(exact::mode_name(form_));
+  if (form_ == exact::Mode::kTwoLevel) print.add(seen_.block);
 }
 
 // A residual is in units of the gradient, in coordinates that block and rotation give: world, and
@@ -111,10 +127,18 @@ uint64_t QuantCodec::segment_fingerprint(uint64_t segment) const {
         static_cast<uint64_t>(options_.non_finite)}) {
     print.add(choice);
   }
+  // How the index travels changes no result.
+  if (indexed()) print.add("index");
   return print.value();
 }
 
 Residual::Range QuantCodec::segment_range(uint64_t segment) const {
+  if (indexed()) {
+    uint64_t begin = 0;
+    for (uint64_t s = 0; s < segment; ++s)
+      begin += layout().segments[s].count;
+    return {begin, segment_at(segment).count, 0, 0};
+  }
   const BlockRange blocks = blocks_.segment(segment);
   if (blocks.count == 0) return {};
   const Block &first = blocks_[blocks.first], &last = blocks_[blocks.first + blocks.count - 1];
@@ -123,16 +147,17 @@ Residual::Range QuantCodec::segment_range(uint64_t segment) const {
 
 uint64_t QuantCodec::memory_bytes() const {
   uint64_t total = residual_.memory_bytes() + thresholds_.memory_bytes() + blocks_.memory_bytes() +
-                   parts_.capacity() * sizeof(Part);
+                   index_.memory_bytes() + parts_.capacity() * sizeof(Part);
   for (const LanePlane& plane : planes_)
     total += plane.data.capacity() + plane.sums.capacity();
-  for (const Buffer* buffer : {&norms_, &signs_, &rotated_, &scratch_, &levels_})
+  for (const Buffer* buffer :
+       {&norms_, &signs_, &rotated_, &scratch_, &levels_, &elements_, &values_, &owed_})
     total += buffer->capacity();
   return total;
 }
 
 Status QuantCodec::do_begin(const void* gradient) {
-  gradient_ = gradient;
+  gradient_ = source_ = gradient;
   waiting_ = Waiting::kNothing;
   excluded_ = false;
   live_ = 0;
@@ -144,9 +169,15 @@ Result<bool> QuantCodec::do_round(Round& round) {
   switch (waiting_) {
     case Waiting::kNothing:
       if (layout().count == 0) return false;
+      if (indexed()) {
+        ADDEND_TRY(open_index(round));
+        return true;
+      }
       open_norms(round);
-      waiting_ = Waiting::kNorms;
       return true;
+    case Waiting::kIndex:
+    case Waiting::kElements:
+      return close_index(round);
     case Waiting::kNorms:
       waiting_ = Waiting::kLast;
       ADDEND_TRY(read_norms());
@@ -179,22 +210,22 @@ uint32_t QuantCodec::norm_lane(uint64_t b) {
   const float* x = rotated_.as<float>();
   uint64_t n = block.size;
   double unrotated = 1;
-  if (residual_.any()) {
+  if (keeps_rotated()) {
     load_rotated(b, 1);
     unrotated = rotates() ? 1 / std::sqrt(static_cast<double>(block.size)) : 1;
-  } else if (layout().dtype == DType::kF32) {
-    x = static_cast<const float*>(gradient_) + block.begin;
+  } else if (source_type() == DType::kF32) {
+    x = static_cast<const float*>(source_) + block.begin;
     n = block.elements;
   } else {
     auto* widened = rotated_.as<float>();
     n = block.elements;
     for (uint64_t i = 0; i < n; ++i)
-      widened[i] = load_float(layout().dtype, gradient_, block.begin + i);
+      widened[i] = load_float(source_type(), source_, block.begin + i);
   }
   const float energy = rotates() && n % kLanes == 0 && n <= kMostFloatSum ? quant::energy(x, n) : 0;
   double norm = static_cast<double>(std::sqrt(energy));
   if (!(energy > kLeastEnergy && energy < kMostEnergy)) norm = slow_norm(x, n);
-  if (residual_.any() && !std::isfinite(norm)) {
+  if (keeps_rotated() && !std::isfinite(norm)) {
     // The rotation itself may have overflowed: once more, out of harm's way.
     load_rotated(b, kFarDown);
     norm = slow_norm(x, n) / static_cast<double>(kFarDown);
@@ -210,6 +241,7 @@ void QuantCodec::open_norms(Round& round) {
   for (uint64_t b = 0; b < blocks_.size(); ++b)
     lanes[b] = norm_lane(b);
   round.add({Op::kMaxU32, blocks_.size(), lanes, nullptr, nullptr});
+  waiting_ = Waiting::kNorms;
 }
 
 // Turns the folded norms into each block's part: which coding, which lanes.

@@ -6,6 +6,8 @@
 //   round 1  sums of levels, or table sums    one lane an element, blocks of norm 0 left out
 //            contributors                     one lane: how many workers are in the sums
 //
+// With an index, its rounds come first, and the elements are those of the union.
+//
 // After the scheme of Li et al., THC, arXiv 2302.08545; docs/algorithms/quant.md says where it
 // differs and why.
 #pragma once
@@ -16,7 +18,9 @@
 
 #include "addend/codec.h"
 #include "base/buffer.h"
+#include "codec/exact/choose.h"
 #include "codec/feedback.h"
+#include "codec/index/union_index.h"
 #include "codec/quant/blocks.h"
 #include "codec/quant/coding.h"
 #include "codec/quant/options.h"
@@ -62,11 +66,25 @@ class QuantCodec final : public FeedbackCodec {
   Status do_set_missing(uint64_t workers) override;
 
   bool rotates() const { return options_.rotation == Rotation::kBlock; }
+  bool indexed() const { return options_.index != Index::kNone; }
+  // With an index the union changes, and with it the blocks: the residual stays with the positions.
+  bool keeps_rotated() const { return residual_.any() && !indexed(); }
+  DType source_type() const { return indexed() ? DType::kF32 : layout().dtype; }
   uint64_t sign_period() const;
   uint64_t base_fingerprint() const override;
+  void add_plan(Fingerprint& print) const override;
   uint64_t segment_fingerprint(uint64_t segment) const override;
   Residual::Range segment_range(uint64_t segment) const override;
 
+  // The rounds and the end of a step with an index: quant_index.cc.
+  Status open_index(Round& round);
+  Result<bool> close_index(Round& round);
+  Status take_union();
+  void keep_by_position(uint64_t b);
+  void finish_index(void* gradient);
+  void choose_form();
+
+  Status cut_blocks(const Layout& elements);
   const uint64_t* signs(const Block& block, uint64_t epoch);
   const float* block_thresholds(const Block& block) const;
   void load_rotated(uint64_t b, float prescale);
@@ -83,7 +101,7 @@ class QuantCodec final : public FeedbackCodec {
   void fill_lanes(uint64_t b);
   void requantise(const Part& part, const Quantiser& q, const float* x, uint64_t n);
   void sample(uint64_t b);
-  void decode_block(uint64_t b, double contributors, void* gradient);
+  void decode_block(uint64_t b, double contributors, void* target);
   void keep_residual(uint64_t b);
   void turn_residual();
 
@@ -92,14 +110,23 @@ class QuantCodec final : public FeedbackCodec {
   Blocks blocks_;
 
   // The step.
-  enum class Waiting : uint8_t { kNothing, kNorms, kLast };
+  enum class Waiting : uint8_t { kNothing, kIndex, kElements, kNorms, kLast };
   const void* gradient_ = nullptr;
+  const void* source_ = nullptr;  // what blocks are cut from: the gradient, or the union's values
   Waiting waiting_ = Waiting::kNothing;
   bool excluded_ = false;
   uint64_t live_ = 0;  // blocks
   uint32_t contributors_ = 0;
   std::vector<Part> parts_;
   std::array<LanePlane, 3> planes_;  // by Lane
+
+  // With an index: what earlier unions say about its form, and the union of the step.
+  exact::Observation seen_;
+  exact::Mode form_ = exact::Mode::kPacked;
+  index::UnionIndex index_;
+  Buffer elements_;  // of the union, in the gradient's type
+  Buffer values_;    // the same as floats, with the residual; then the sums
+  Buffer owed_;      // float: the residual of the union
 
   Thresholds thresholds_;
   Buffer norms_;    // plane: u32 per block

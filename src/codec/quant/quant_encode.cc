@@ -51,13 +51,12 @@ void QuantCodec::load_rotated(uint64_t b, float prescale) {
   const Block& block = blocks_[b];
   auto* rotated = rotated_.as<float>();
   const float* source = rotated;
-  const bool direct =
-      layout().dtype == DType::kF32 && block.elements == block.size && prescale == 1;
+  const bool direct = source_type() == DType::kF32 && block.elements == block.size && prescale == 1;
   if (direct) {
-    source = static_cast<const float*>(gradient_) + block.begin;
+    source = static_cast<const float*>(source_) + block.begin;
   } else {
     for (uint64_t i = 0; i < block.elements; ++i) {
-      rotated[i] = load_float(layout().dtype, gradient_, block.begin + i) * prescale;
+      rotated[i] = load_float(source_type(), source_, block.begin + i) * prescale;
     }
     std::fill(rotated + block.elements, rotated + block.size, 0.0f);
   }
@@ -66,7 +65,7 @@ void QuantCodec::load_rotated(uint64_t b, float prescale) {
   } else if (direct) {
     std::memcpy(rotated, source, uint64_t{block.size} * 4);
   }
-  if (!residual_.any()) return;
+  if (!keeps_rotated()) return;
   auto* scratch = scratch_.as<float>();
   std::fill_n(scratch, block.size, 0.0f);
   residual_.add_to(b, block.place, block.size, scratch);

@@ -14,7 +14,7 @@ namespace addend::quant {
 // The mean of the contributors stands for every worker, so a sum over fewer is an unbiased sum over
 // all. The layout's scale goes where factors are applied anyway: into the table's, or, for a block
 // with a prescale, whose factors are out of harm's way, into the one that takes the prescale back.
-void QuantCodec::decode_block(uint64_t b, double contributors, void* gradient) {
+void QuantCodec::decode_block(uint64_t b, double contributors, void* target) {
   const Block& at = blocks_[b];
   const Part& part = parts_[b];
   auto* x = rotated_.as<float>();
@@ -22,7 +22,7 @@ void QuantCodec::decode_block(uint64_t b, double contributors, void* gradient) {
   if (part.norm == 0) {
     const float fill = part.broken ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
     for (uint64_t i = 0; i < at.elements; ++i)
-      store_float(layout().dtype, gradient, at.begin + i, fill);
+      store_float(source_type(), target, at.begin + i, fill);
     return;
   }
   const Coding& coding = codings_[part.coding];
@@ -42,8 +42,8 @@ void QuantCodec::decode_block(uint64_t b, double contributors, void* gradient) {
   } else {
     dequantise(sums.as<uint32_t>() + part.lane, at.size, factor, offset, x);
   }
-  const bool direct = layout().dtype == DType::kF32 && at.elements == at.size && prescale == 1;
-  float* to = direct ? static_cast<float*>(gradient) + at.begin : out;
+  const bool direct = source_type() == DType::kF32 && at.elements == at.size && prescale == 1;
+  float* to = direct ? static_cast<float*>(target) + at.begin : out;
   if (rotates()) {
     unrotate(x, signs(at, step_ / sign_period()), at.size, to);
   } else {
@@ -52,7 +52,7 @@ void QuantCodec::decode_block(uint64_t b, double contributors, void* gradient) {
   if (direct) return;
   const double back = prescale == 1 ? 1 : layout().scale / prescale;
   for (uint64_t i = 0; i < at.elements; ++i) {
-    store_float(layout().dtype, gradient, at.begin + i,
+    store_float(source_type(), target, at.begin + i,
                 static_cast<float>(static_cast<double>(to[i]) * back));
   }
 }
@@ -66,6 +66,7 @@ void QuantCodec::keep_residual(uint64_t b) {
   const Block& at = blocks_[b];
   const Part& part = parts_[b];
   if (part.broken || excluded_) return;
+  if (indexed()) return keep_by_position(b);
   auto* rotated = rotated_.as<float>();
   auto* scratch = scratch_.as<float>();
   if (part.norm == 0) {
@@ -83,7 +84,7 @@ void QuantCodec::keep_residual(uint64_t b) {
 
 // At the end of a sign period the residual moves to the next period's coordinates.
 void QuantCodec::turn_residual() {
-  if (!residual_.any() || !rotates() || (step_ + 1) % sign_period() != 0) return;
+  if (!keeps_rotated() || !rotates() || (step_ + 1) % sign_period() != 0) return;
   const uint64_t epoch = step_ / sign_period();
   auto* rotated = rotated_.as<float>();
   auto* scratch = scratch_.as<float>();
@@ -112,11 +113,13 @@ Status QuantCodec::do_finish(void* gradient) {
     }
     draft().contributors = contributors_;
   }
+  void* target = indexed() ? values_.as<void>() : gradient;
   for (uint64_t b = 0; b < blocks_.size(); ++b) {
     if (residual_.any()) keep_residual(b);
-    decode_block(b, contributors_, gradient);
+    decode_block(b, contributors_, target);
   }
   turn_residual();
+  if (indexed()) finish_index(gradient);
   ++step_;
   return {};
 }

@@ -300,5 +300,30 @@ TEST(QuantHostile, ABlockWhoseNormNoFloatHoldsIsNanNotPlausible) {
   }
 }
 
+TEST(Quant, AnIndexThatLostBitsIsRefusedAndChangesNothing) {
+  for (const char* spec : {"quant:index=packed,feedback=float", "quant:index=two-level"}) {
+    const Layout layout = quant_layout(2, 1000);
+    QuantWorkers workers(spec, layout);
+    Gradients gradients = gaussian(layout, 1);
+    const Gradients before = gradients;
+    const auto state = *workers.codec(0).save_state();
+    const Status status =
+        workers.step(gradients, [](uint32_t number, const Plane&, std::span<uint8_t> sums) {
+          if (number == 0) sums[0] = 0;
+        });
+    ASSERT_FALSE(status) << spec;
+    EXPECT_EQ(status.error().code, Errc::kUndecodable) << spec;
+    EXPECT_EQ(gradients, before) << spec;
+    EXPECT_EQ(*workers.codec(0).save_state(), state) << spec;
+  }
+}
+
+TEST(Quant, RefusesAnIndexWithBytesForAResidual) {
+  const auto codec =
+      create_codec(*CodecSpec::parse("quant:index=auto,feedback=byte"), quant_layout(2, 100));
+  ASSERT_FALSE(codec);
+  EXPECT_NE(codec.error().message.find("feedback=none or float"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace addend::quant

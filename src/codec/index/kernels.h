@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The three passes over a gradient that exact's packed modes are made of, by element width (2 or 4
-// bytes: the kernels only ask whether an element is zero, so bf16 and f16 share one). Each has a
+// The three passes over a gradient that an index and its values are made of, by element width (2 or
+// 4 bytes: the kernels only ask whether an element is zero, so bf16 and f16 share one). Each has a
 // scalar reference and a Highway version that must write the same bytes.
 //
 //   gradient  0 a 0 0 b c 0 ...        scan    reads the gradient once; writes the bitmap and the
@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-namespace addend::exact {
+namespace addend::index {
 
 struct ScanResult {
   uint64_t nonzeros = 0;
@@ -46,4 +46,4 @@ void unpack(uint32_t width, const void* packed, const uint64_t* selection, uint6
 void unpack_into_zeros(uint32_t width, const void* packed, const uint64_t* selection,
                        uint64_t count, void* gradient);
 
-}  // namespace addend::exact
+}  // namespace addend::index

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dead blocks cost one load and one OR a vector and one branch a block; only live ones are looked
 // at again, in the first-level cache, to tell full from partial.
-#include "codec/exact/scan_blocks.h"
+#include "codec/index/scan_blocks.h"
 
 #include <algorithm>
 
 #include "base/bits.h"
 #include "base/simd.h"
-#include "codec/exact/kernels_reference.h"
+#include "codec/index/kernels_reference.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "codec/exact/scan_blocks.cc"
+#define HWY_TARGET_INCLUDE "codec/index/scan_blocks.cc"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
 HWY_BEFORE_NAMESPACE();
-namespace addend::exact::HWY_NAMESPACE {
+namespace addend::index::HWY_NAMESPACE {
 namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -104,11 +104,11 @@ BlockScan scan_blocks16(const uint16_t* x, uint64_t n, uint64_t block, uint64_t*
 }
 
 }  // namespace
-}  // namespace addend::exact::HWY_NAMESPACE
+}  // namespace addend::index::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace addend::exact {
+namespace addend::index {
 
 HWY_EXPORT(scan_blocks32);
 HWY_EXPORT(scan_blocks16);
@@ -124,5 +124,5 @@ BlockScan scan_blocks(uint32_t width, const void* gradient, uint64_t count, uint
                     : run(uint16_t{}, HWY_DYNAMIC_DISPATCH(scan_blocks16));
 }
 
-}  // namespace addend::exact
+}  // namespace addend::index
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "codec/exact/scan_blocks.h"
+#include "codec/index/scan_blocks.h"
 
 #include <string>
 #include <vector>
@@ -8,10 +8,10 @@
 
 #include "addend/simd.h"
 #include "base/bits.h"
-#include "codec/exact/kernels_reference.h"
+#include "codec/index/kernels_reference.h"
 #include "wire/hash.h"
 
-namespace addend::exact {
+namespace addend::index {
 namespace {
 
 template <typename T>
@@ -114,4 +114,4 @@ INSTANTIATE_TEST_SUITE_P(All, ScanBlocksOnTarget, testing::ValuesIn(simd_targets
                          [](const auto& suite) { return suite.param; });
 
 }  // namespace
-}  // namespace addend::exact
+}  // namespace addend::index

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace addend::exact {
+namespace addend::index {
 
 struct BlockScan {
   uint64_t nonzeros = 0;
@@ -18,4 +18,4 @@ struct BlockScan {
 BlockScan scan_blocks(uint32_t width, const void* gradient, uint64_t count, uint64_t block,
                       uint64_t* live, uint64_t* partial);
 
-}  // namespace addend::exact
+}  // namespace addend::index

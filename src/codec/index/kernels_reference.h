@@ -8,10 +8,10 @@
 #include <cstdint>
 
 #include "base/bits.h"
-#include "codec/exact/kernels.h"
-#include "codec/exact/scan_blocks.h"
+#include "codec/index/kernels.h"
+#include "codec/index/scan_blocks.h"
 
-namespace addend::exact::reference {
+namespace addend::index::reference {
 
 template <typename T>
 bool is_zero(T bits) {
@@ -103,4 +103,4 @@ void unpack_into_zeros(const T* packed, const uint64_t* selection, uint64_t begi
   }
 }
 
-}  // namespace addend::exact::reference
+}  // namespace addend::index::reference

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "codec/exact/two_level.h"
+#include "codec/index/two_level.h"
 
 #include <algorithm>
 #include <array>
@@ -7,9 +7,9 @@
 #include <cstring>
 
 #include "base/bits.h"
-#include "codec/exact/kernels.h"
+#include "codec/index/kernels.h"
 
-namespace addend::exact {
+namespace addend::index {
 namespace {
 
 // Kernels get partial blocks in pieces of this many elements, whose bits lie on the stack: large
@@ -208,4 +208,4 @@ uint64_t TwoLevelIndex::memory_bytes() const {
   return total;
 }
 
-}  // namespace addend::exact
+}  // namespace addend::index

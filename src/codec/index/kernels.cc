@@ -3,26 +3,26 @@
 // 2*D*w, unpack writes w and reads D*w. Encode and decode together therefore move little more than
 // a memcpy of the gradient (2w), which is the bar. Elements are compressed in registers and stored
 // as whole vectors: compressing stores are microcoded on some CPUs.
-#include "codec/exact/kernels.h"
+#include "codec/index/kernels.h"
 
 #include <bit>
 #include <cstring>
 #include <type_traits>
 
 #include "base/simd.h"
-#include "codec/exact/kernels_reference.h"
+#include "codec/index/kernels_reference.h"
 
 #define HWY_WANT_AVX3_DL 1
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "codec/exact/kernels.cc"
+#define HWY_TARGET_INCLUDE "codec/index/kernels.cc"
 #include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "codec/exact/compact-inl.h"
+#include "codec/index/compact-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace addend::exact::HWY_NAMESPACE {
+namespace addend::index::HWY_NAMESPACE {
 namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -212,11 +212,11 @@ void unpack_into16(const uint16_t* packed, const uint64_t* selection, uint64_t n
 }
 
 }  // namespace
-}  // namespace addend::exact::HWY_NAMESPACE
+}  // namespace addend::index::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace addend::exact {
+namespace addend::index {
 
 HWY_EXPORT(scan32);
 HWY_EXPORT(scan16);
@@ -302,5 +302,5 @@ void unpack_into_zeros(uint32_t width, const void* packed, const uint64_t* selec
              : run(uint16_t{}, HWY_DYNAMIC_DISPATCH(unpack_into16));
 }
 
-}  // namespace addend::exact
+}  // namespace addend::index
 #endif

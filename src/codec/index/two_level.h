@@ -18,9 +18,9 @@
 #include "addend/plane.h"
 #include "addend/result.h"
 #include "base/buffer.h"
-#include "codec/exact/scan_blocks.h"
+#include "codec/index/scan_blocks.h"
 
-namespace addend::exact {
+namespace addend::index {
 
 /// What a gradient that values are written to holds outside live blocks.
 enum class Outside : uint8_t { kAnything, kZeros };
@@ -82,4 +82,4 @@ class TwoLevelIndex {
   Buffer local_elements_;
 };
 
-}  // namespace addend::exact
+}  // namespace addend::index

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace addend::exact {
+namespace addend::index {
 
 struct CompactTable {
   uint8_t compress_lanes[256][8];  ///< result lane r takes the r-th selected lane (then 0)
@@ -45,4 +45,4 @@ struct CompactTable {
 
 inline constexpr CompactTable kCompact;
 
-}  // namespace addend::exact
+}  // namespace addend::index

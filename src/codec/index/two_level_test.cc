@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "codec/exact/two_level.h"
+#include "codec/index/two_level.h"
 
 #include <algorithm>
 #include <vector>
@@ -10,7 +10,7 @@
 #include "base/buffer.h"
 #include "wire/hash.h"
 
-namespace addend::exact {
+namespace addend::index {
 namespace {
 
 using Bitmap = std::vector<uint64_t>;
@@ -252,4 +252,4 @@ TEST(TwoLevelIndex, KeepsItsMemory) {
 }
 
 }  // namespace
-}  // namespace addend::exact
+}  // namespace addend::index

@@ -13,10 +13,10 @@
 
 #include <hwy/highway.h>
 
-#include "codec/exact/compact_table.h"
+#include "codec/index/compact_table.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace addend::exact::HWY_NAMESPACE {
+namespace addend::index::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -103,7 +103,7 @@ HWY_INLINE hn::Vec<D> expand(D d, const uint16_t* from, uint64_t bits) {
 }
 #endif
 
-}  // namespace addend::exact::HWY_NAMESPACE
+}  // namespace addend::index::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // per-target include guard

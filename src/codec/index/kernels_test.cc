@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "codec/exact/kernels.h"
+#include "codec/index/kernels.h"
 
 #include <cstring>
 #include <vector>
@@ -9,10 +9,10 @@
 #include "addend/simd.h"
 #include "base/bits.h"
 #include "base/buffer.h"
-#include "codec/exact/kernels_reference.h"
+#include "codec/index/kernels_reference.h"
 #include "wire/hash.h"
 
-namespace addend::exact {
+namespace addend::index {
 namespace {
 
 constexpr uint64_t kLengths[] = {0, 1, 63, 64, 65, 127, 1000, 4099, 100003};
@@ -265,4 +265,4 @@ INSTANTIATE_TEST_SUITE_P(All, KernelsOnTarget, testing::ValuesIn(simd_targets())
                          [](const auto& suite) { return suite.param; });
 
 }  // namespace
-}  // namespace addend::exact
+}  // namespace addend::index

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the gradients of all workers are not zero: each worker's positions travel as ORs, in one
+// bitmap or in two levels, and then values can travel for the union alone. What becomes of the
+// values is the codec's. docs/formats/exact.md, "Packed" and "Two-level index".
+#pragma once
+
+#include <cstdint>
+
+#include "addend/plane.h"
+#include "addend/result.h"
+#include "base/bits.h"
+#include "base/buffer.h"
+#include "codec/index/two_level.h"
+
+namespace addend::index {
+
+/// The index of one gradient after the other. Calls of a step come in this order:
+///
+///   start
+///   scan          optional before two levels: a bitmap of the gradient, and its values while few
+///   open_bitmap   then, once that is folded, close_bitmap
+///   open_blocks   then close_blocks, and close_elements if that opened a round
+///   gather, scatter
+class UnionIndex {
+ public:
+  /// `gradient` must stay unchanged until gather, or until scatter if that gets another one.
+  void start(uint32_t width, const void* gradient, uint64_t count);
+
+  Status scan();
+  /// Of this worker, once scanned.
+  uint64_t nonzeros() const { return nonzeros_; }
+  const uint64_t* local() const { return local_.as<uint64_t>(); }
+  /// Its values in order, if the scan kept all of them: while they are few.
+  const void* kept() const { return kept_all_ ? kept_.as<void>() : nullptr; }
+
+  /// The bitmap as a plane of the round.
+  Status open_bitmap(Round& round);
+  void close_bitmap();
+
+  /// Adds the block planes. Unless scanned, the gradient is only looked at by blocks.
+  Status open_blocks(uint64_t block, Round& round);
+  /// Adds the elements of partial blocks and returns true; if there are none, false, and the union
+  /// is known.
+  Result<bool> close_blocks(Round& round);
+  Status close_elements();
+
+  /// Whether the union has all of this worker's positions. If not, an adder lost some, unless it
+  /// left this worker out on purpose.
+  bool holds_local() const;
+
+  /// This worker is not in the union: what its gradient holds elsewhere is dropped by scatter.
+  void leave_out();
+
+  /// Positions in the union, once it is known.
+  uint64_t size() const { return size_; }
+  /// Whether the union is known by blocks only; bitmap() is then not made yet.
+  bool by_blocks() const { return by_blocks_; }
+  /// Room for the bitmap, so that write_bitmap cannot fail later.
+  Status reserve_bitmap() { return bitmap_.reserve(words() * 8); }
+  void write_bitmap();
+  uint64_t* bitmap() { return bitmap_.as<uint64_t>(); }
+  uint64_t words() const { return words_for(count_); }
+
+  /// The gradient's elements of the union, in order. REQUIRES: Buffer::kSlack bytes of room past
+  /// them.
+  void gather(void* values) const;
+  /// Writes elements of the union where they belong, and zeros elsewhere; not where the gradient of
+  /// the step has them already. REQUIRES: Buffer::kSlack readable bytes past the values.
+  void scatter(const void* values, void* gradient) const;
+
+  uint64_t memory_bytes() const;
+
+ private:
+  uint32_t width_ = 4;
+  uint64_t count_ = 0;
+  const void* gradient_ = nullptr;
+  bool scanned_ = false;
+  bool two_levels_ = false;
+  bool by_blocks_ = false;
+  bool kept_all_ = false;
+  bool negative_zeros_ = false;  // or others, where the union is not
+  uint64_t nonzeros_ = 0;
+  uint64_t size_ = 0;
+  Buffer local_;   // bitmap of this worker
+  Buffer kept_;    // its non-zeros, while they are few
+  Buffer bitmap_;  // plane: bitmap, then the union
+  TwoLevelIndex two_level_;
+};
+
+/// What a codec says where holds_local() does not hold: packing by such an index would scramble its
+/// values without any sign of it.
+Error lost_index_bits();
+
+}  // namespace addend::index

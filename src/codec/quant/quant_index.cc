@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// A QuantCodec's step with an index: where the union is, its values side by side, and the residual,
+// which belongs to positions and is added only where the union is.
+#include <algorithm>
+#include <cmath>
+
+#include "codec/convert.h"
+#include "codec/index/kernels.h"
+#include "codec/quant/quant.h"
+
+namespace addend::quant {
+
+Status QuantCodec::open_index(Round& round) {
+  const DType dtype = layout().dtype;
+  index_.start(dtype_bytes(dtype), gradient_, layout().count);
+  ADDEND_TRY(index_.reserve_bitmap());
+  if (form_ == exact::Mode::kTwoLevel) {
+    ADDEND_TRY(index_.open_blocks(seen_.block, round));
+  } else {
+    ADDEND_TRY(index_.scan());
+    ADDEND_TRY(index_.open_bitmap(round));
+  }
+  draft().local_nonzeros = index_.nonzeros();
+  waiting_ = Waiting::kIndex;
+  return {};
+}
+
+Result<bool> QuantCodec::close_index(Round& round) {
+  if (waiting_ == Waiting::kElements) {
+    ADDEND_TRY(index_.close_elements());
+  } else if (form_ == exact::Mode::kTwoLevel) {
+    const Result<bool> elements = index_.close_blocks(round);
+    ADDEND_TRY(elements);
+    waiting_ = Waiting::kElements;
+    if (*elements) return true;
+  } else {
+    index_.close_bitmap();
+  }
+  if (excluded_) {
+    index_.leave_out();
+  } else if (!index_.holds_local()) {
+    return index::lost_index_bits();
+  }
+  waiting_ = Waiting::kLast;
+  ADDEND_TRY(take_union());
+  if (index_.size() == 0) return false;
+  open_norms(round);
+  return true;
+}
+
+// The union's elements become the gradient that blocks are cut from, segment by segment.
+Status QuantCodec::take_union() {
+  const uint64_t size = draft().union_nonzeros = index_.size();
+  if (index_.by_blocks()) index_.write_bitmap();
+  Layout live = layout();
+  live.count = size;
+  uint64_t begin = 0;
+  for (Segment& segment : live.segments) {
+    const uint64_t end = begin + segment.count;
+    segment.count = popcount_range(index_.bitmap(), begin, end);
+    begin = end;
+  }
+  ADDEND_TRY(cut_blocks(live));
+  ADDEND_TRY(values_.reserve(size * 4 + Buffer::kSlack));
+  source_ = values_.as<void>();
+  if (layout().dtype == DType::kF32) {
+    index_.gather(values_.as<void>());
+  } else {
+    ADDEND_TRY(elements_.reserve(size * 2 + Buffer::kSlack));
+    index_.gather(elements_.as<void>());
+    convert(layout().dtype, elements_.as<void>(), size, 1, DType::kF32, values_.as<void>());
+  }
+  if (!residual_.any()) return {};
+  ADDEND_TRY(owed_.reserve(size * 4 + Buffer::kSlack));
+  index::pack(4, residual_.values(), layout().count, index_.bitmap(), owed_.as<void>());
+  for (uint64_t i = 0; i < size; ++i)
+    values_.as<float>()[i] += owed_.as<float>()[i];
+  return {};
+}
+
+// What this worker's levels of a block did not say, rotated back: it becomes the residual of the
+// block's positions. REQUIRES: values_ has not been decoded to there.
+void QuantCodec::keep_by_position(uint64_t b) {
+  const Block& at = blocks_[b];
+  const Part& part = parts_[b];
+  auto* rotated = rotated_.as<float>();
+  auto* scratch = scratch_.as<float>();
+  float* owed = owed_.as<float>() + at.begin;
+  // Gradient and residual cancelled on every worker: nothing is owed any more.
+  if (part.norm == 0) {
+    std::fill_n(owed, at.elements, 0.0f);
+    return;
+  }
+  const float prescale = prescale_of(part.norm);
+  load_rotated(b, prescale);
+  requantise(part, quantiser(b, part, part.norm * prescale), rotated, at.size);
+  const float unit = rotates() ? static_cast<float>(at.size) : 1.0f;
+  for (uint64_t i = 0; i < at.size; ++i)
+    rotated[i] = (rotated[i] - scratch[i]) / unit;
+  if (rotates()) unrotate(rotated, signs(at, step_ / sign_period()), at.size, scratch);
+  const float* lost = rotates() ? scratch : rotated;
+  for (uint64_t i = 0; i < at.elements; ++i) {
+    const float kept = lost[i] / prescale;
+    owed[i] = std::isfinite(kept) ? kept : 0.0f;
+  }
+}
+
+void QuantCodec::finish_index(void* gradient) {
+  if (layout().count == 0) return;
+  if (residual_.any() && !excluded_) {
+    const float* owed = owed_.as<float>();
+    for (uint64_t w = 0; w < index_.words(); ++w)
+      for_each_bit(index_.bitmap()[w], w * 64,
+                   [&](uint64_t i) { residual_.values()[i] = *owed++; });
+  }
+  const void* sums = values_.as<void>();
+  if (layout().dtype != DType::kF32) {
+    convert(DType::kF32, sums, index_.size(), 1, layout().dtype, elements_.as<void>());
+    sums = elements_.as<void>();
+  }
+  index_.scatter(sums, gradient);
+  choose_form();
+}
+
+// Only sums decide: all workers choose alike. The values cost the same in either form.
+void QuantCodec::choose_form() {
+  if (options_.index != Index::kAuto) return;
+  ++seen_.steps;
+  seen_.nonzeros = index_.size();
+  const exact::Options options;
+  if (exact::surveys_blocks(options, seen_))
+    exact::survey_blocks(layout(), options, index_.bitmap(), seen_);
+  const auto seconds = [&](exact::Mode mode) {
+    return exact::estimate(mode, layout(), options, seen_).seconds(layout().network);
+  };
+  form_ = seconds(exact::Mode::kTwoLevel) < seconds(exact::Mode::kPacked) ? exact::Mode::kTwoLevel
+                                                                          : exact::Mode::kPacked;
+}
+
+}  // namespace addend::quant
