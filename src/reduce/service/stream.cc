@@ -256,9 +256,11 @@ void Stream::ask_again(uint64_t now_ns) {
       asked_.push_back(number_in_flight(s));
   }
   // Half of them stay at their first try, by which alone a round trip that has become longer than
-  // the timeout is noticed.
-  const std::size_t half = (asked_.size() + 1) / 2;
-  in_need_ = std::min(std::max(kAsked, std::min(kMoreAsked * in_need_, half)), asked_.size());
+  // the timeout is noticed; not for ever, or with a quorum patience would end for what was lost of
+  // that half.
+  const std::size_t all = asked_.size(), half = (all + 1) / 2;
+  const std::size_t most = silences_ < kLongSilence ? half : all;
+  in_need_ = std::min(std::max(kAsked, std::min(kMoreAsked * in_need_, most)), all);
   const auto middle = asked_.begin() + static_cast<std::ptrdiff_t>(in_need_);
   std::partial_sort(asked_.begin(), middle, asked_.end());
   for (auto number = asked_.begin(); number != middle; ++number)
