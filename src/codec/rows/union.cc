@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/float_environment.h"
-#include "wire/half.h"
+#include "codec/rows/add_rows.h"
 
 namespace addend {
 namespace {
@@ -72,53 +72,17 @@ uint64_t RowUnion::memory_bytes() const {
          (sizes_.capacity() + rows_.capacity() + places_.capacity()) * sizeof(uint64_t);
 }
 
-template <typename T, typename Add>
-void RowUnion::sum_as(uint64_t width, std::span<const void* const> values, void* total,
-                      Add add) const {
-  auto* to = static_cast<T*>(total);
-  if (width > 0 && !rows_.empty()) std::memset(to, 0, rows_.size() * width * sizeof(T));
-  uint64_t given = 0;
-  for (std::size_t part = 0; part < sizes_.size(); ++part) {
-    const auto* from = static_cast<const T*>(values[part]);
-    const std::span<const uint64_t> places(places_.data() + given, sizes_[part]);
-    given += sizes_[part];
-    if (from == nullptr) continue;
-    for (const uint64_t place : places) {
-      T* __restrict sums = to + place * width;
-      for (uint64_t i = 0; i < width; ++i)
-        sums[i] = add(sums[i], from[i]);
-      from += width;
-    }
-  }
-}
-
-// docs/formats/planes.md has the sums of floats. Integers wrap: signed and unsigned are one.
 void RowUnion::sum(RowElement element, uint64_t width, std::span<const void* const> values,
                    void* total) const {
   const FloatEnvironment ours;
-  const auto plain = [](auto a, auto b) { return static_cast<decltype(a)>(a + b); };
-  const auto bf16 = [](uint16_t a, uint16_t b) {
-    return addend_bf16_from_f32(addend_f32_from_bf16(a) + addend_f32_from_bf16(b));
-  };
-  const auto f16 = [](uint16_t a, uint16_t b) {
-    return addend_f16_from_f32(addend_f32_from_f16(a) + addend_f32_from_f16(b));
-  };
-  switch (element) {
-    case RowElement::kF32:
-      return sum_as<float>(width, values, total, plain);
-    case RowElement::kBf16:
-      return sum_as<uint16_t>(width, values, total, bf16);
-    case RowElement::kF16:
-      return sum_as<uint16_t>(width, values, total, f16);
-    case RowElement::kF64:
-      return sum_as<double>(width, values, total, plain);
-    case RowElement::kI64:
-      return sum_as<uint64_t>(width, values, total, plain);
-    case RowElement::kI32:
-      return sum_as<uint32_t>(width, values, total, plain);
-    case RowElement::kI8:
-    case RowElement::kU8:
-      return sum_as<uint8_t>(width, values, total, plain);
+  const uint64_t bytes = rows_.size() * width * row_element_bytes(element);
+  if (bytes == 0) return;
+  std::memset(total, 0, bytes);
+  uint64_t given = 0;
+  for (std::size_t part = 0; part < sizes_.size(); ++part) {
+    const std::span<const uint64_t> places(places_.data() + given, sizes_[part]);
+    if (values[part] != nullptr) add_rows(element, width, places, values[part], total);
+    given += sizes_[part];
   }
 }
 

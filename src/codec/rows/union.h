@@ -25,15 +25,12 @@ class RowUnion {
   std::span<const uint64_t> places() const { return places_; }
 
   /// total[place] = the sum over all rows given at that place, in order. `values[p]` are the rows
-  /// of part p, of `width` elements each; null: they count as zeros. Floats are added as planes add
-  /// them, integers wrap. REQUIRES: as many values as parts; natural alignment.
+  /// of part p, of `width` elements each; null: they count as zeros. As add_rows adds them.
+  /// REQUIRES: as many values as parts; natural alignment.
   void sum(RowElement element, uint64_t width, std::span<const void* const> values,
            void* total) const;
 
  private:
-  template <typename T, typename Add>
-  void sum_as(uint64_t width, std::span<const void* const> values, void* total, Add add) const;
-
   struct Entry {
     uint64_t key;    // row number less the smallest one
     uint64_t index;  // among the rows given
