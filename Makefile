@@ -48,11 +48,11 @@ bench-service: python-env
 	build/bench/tests/service_goodput
 	ip netns add addend-split && ip netns exec addend-split ip link set lo up gso_max_segs 1
 	ip netns exec addend-split build/bench/tests/service_goodput; code=$$?; ip netns del addend-split; exit $$code
-	build/bench/tests/driver_bars
-	python3 tests/net/xdp_bars.py build/bench/apps/addend/addend
 	python3 tests/net/bars.py build/bench/apps/addend/addend .venv/bin/python
 	python3 tests/net/abuse_test.py build/bench/apps/addend/addend build/bench/tests/service_abuse --bench
 	python3 tests/net/loss_bars.py build/bench/apps/addend/addend build/bench/tests/bad_wire $(LOSS_BARS)
+	build/bench/tests/driver_bars
+	python3 tests/net/xdp_bars.py build/bench/apps/addend/addend
 
 test: check-format test-dev test-python test-asan test-tsan
 

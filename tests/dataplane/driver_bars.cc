@@ -28,8 +28,8 @@ using namespace addend;                   // NOLINT(google-build-using-namespace
 using namespace addend::testing_support;  // NOLINT(google-build-using-namespace)
 
 constexpr uint32_t kWorld = 4, kSlots = 512, kTurns = 20;
-constexpr int kRows = 7;
-constexpr uint32_t kTimes = 20000;
+constexpr int kRows = 400;  // short ones: some of them nobody disturbs
+constexpr uint32_t kTimes = 1000;
 constexpr uint32_t kPayload = ADDEND_FRAME_PAYLOAD_BYTES;
 
 struct Costs {
@@ -102,7 +102,7 @@ class Again {
         {BPF_ALU64 | BPF_MOV | BPF_X, 2, 10, 0, 0},
         {BPF_ALU64 | BPF_ADD | BPF_K, 2, 0, 0, -4},  // r2 = &slot
         {BPF_JMP | BPF_CALL, 0, 0, 0, BPF_FUNC_map_lookup_elem},
-        {BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 5, 0},
+        {BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 6, 0},
         {BPF_ST | BPF_MEM | BPF_DW, 0, 0, offset, 1},  // contributors = worker 0
         {BPF_ALU64 | BPF_MOV | BPF_X, 1, 6, 0, 0},
         map(2, next_),
@@ -113,6 +113,7 @@ class Again {
         {BPF_JMP | BPF_EXIT, 0, 0, 0, 0}};
     bpf_attr attr{};
     attr.prog_type = BPF_PROG_TYPE_XDP;
+    attr.expected_attach_type = BPF_XDP;
     attr.insns = reinterpret_cast<uint64_t>(program);
     attr.insn_cnt = sizeof(program) / sizeof(program[0]);
     attr.license = reinterpret_cast<uint64_t>("Apache-2.0");
