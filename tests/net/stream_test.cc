@@ -297,6 +297,13 @@ TEST(Stream, WithAQuorumSumsAreOfTheirContributorsAndAStalledWorkerGoesOnOrKnows
   EXPECT_GT(left_behind, 3u);
 }
 
+// Of the two halves of a window that waits for the stalled worker both must be asked for: a seed
+// with which asking for one only ended the job.
+TEST(Stream, WithAQuorumWhatWasLostIsThereBeforePatienceEnds) {
+  Job job(52, 4, 400, 800, {2, 5, 5, 0, 100, 2});
+  job.run();
+}
+
 TEST(Stream, AWorkerThatLostItsPlaceCannotGoOn) {
   Stream stream(4, kPayload);
   const auth::FrameKey key = key_of(1);
