@@ -89,6 +89,24 @@ TEST_F(ServerTest, AWrongKeyIsRefusedAndLogged) {
   EXPECT_NE(log_.find("handshake failed"), std::string::npos);
 }
 
+// Its memory would be the server's, before anything is known of it.
+TEST_F(ServerTest, WhoeverSendsALongerMessageThanItMayIsHungUpOn) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  auto client = auth::ControlClient::connect(access("lab", key_of(1)), deadline);
+  ASSERT_TRUE(client) << client.error().message;
+  const std::vector<uint32_t> positions(TenantOptions().max_slots + 1);
+  addend_control_join join{};
+  net::put_text(join.job.name, "a");
+  join.job.world = 1;
+  join.job.slots = join.positions = static_cast<uint32_t>(positions.size());
+  // Perhaps it hangs up before the end.
+  (void)(*client)->send(ADDEND_CONTROL_JOIN, join, positions, deadline);
+  const auto answer = (*client)->receive(deadline);
+  ASSERT_FALSE(answer);
+  EXPECT_TRUE((*client)->is_lost());
+  EXPECT_EQ(answer.error().code, Errc::kUnavailable) << answer.error().message;
+}
+
 TEST_F(ServerTest, MetricsNameJobsAndEveryReason) {
   ASSERT_TRUE(create_job(access("lab", key_of(1)), job_named("ring")));
   const std::string metrics = server_->metrics();
