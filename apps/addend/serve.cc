@@ -6,6 +6,7 @@
 #include <string>
 
 #include <fmt/format.h>
+#include <sys/resource.h>
 
 #include "apps/addend/command.h"
 #include "apps/addend/harden.h"
@@ -29,6 +30,17 @@ constexpr const char* kFooter =
     "Examples:\n"
     "  addend keygen lab.key && addend serve --key lab.key\n"
     "  addend serve --config /etc/addend/serve.toml --state-dir /var/lib/addend\n";
+
+// Every connection is a descriptor, and the usual soft limit is that of programs that select().
+void raise_descriptor_limit(const LogSink& log) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  const LogField fields[] = {{"from", std::to_string(limit.rlim_cur)},
+                             {"to", std::to_string(limit.rlim_max)}};
+  limit.rlim_cur = limit.rlim_max;
+  if (setrlimit(RLIMIT_NOFILE, &limit) == 0)
+    log(LogLevel::kInfo, "descriptor limit raised", fields);
+}
 
 // Sockets are open, keys and certificates are read.
 Status harden(const ServeConfig& config, const LogSink& log) {
@@ -120,6 +132,7 @@ int run_serve(const ServeOptions& options) {
   }
   Log logger(*config);
   const LogSink log = logger.sink();
+  raise_descriptor_limit(log);
   auto server = Server::start(config->server, log);
   if (!server) return fail(start_error(server.error(), options));
   const Status status = harden(*config, log);

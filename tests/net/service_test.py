@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import resource
 import shlex
 import shutil
 import signal
@@ -38,7 +39,14 @@ class ServiceTest(unittest.TestCase):
         self.key = self.folder / "lab.key"
         self.assertEqual(addend("keygen", self.key).returncode, 0)
 
-    def serve(self, extra: str = "", server: str = "", tenant: str = "") -> None:
+    def serve(
+        self,
+        extra: str = "",
+        server: str = "",
+        tenant: str = "",
+        files: tuple[int, int] | None = None,
+    ) -> None:
+        """`files`: the soft and the hard limit of descriptors."""
         config = self.folder / "serve.toml"
         config.write_text(
             '[server]\naddress = "127.0.0.1"\ncontrol_port = 0\ndata_port = 0\ndrain_s = 0.2\n'
@@ -52,6 +60,7 @@ class ServiceTest(unittest.TestCase):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=files and (lambda: resource.setrlimit(resource.RLIMIT_NOFILE, files)),
         )
         self.addCleanup(self.stop)
         assert self.server.stdout is not None
@@ -91,6 +100,12 @@ class ServiceTest(unittest.TestCase):
         for event in ("server started", "job created", "job draining", "job removed", "drained"):
             self.assertIn(event, log)
         self.assertNotIn(self.key.read_text().strip(), log)
+
+    def test_it_takes_as_many_descriptors_as_it_may_have(self) -> None:
+        self.serve(files=(64, 512))
+        limits = resource.prlimit(self.server.pid, resource.RLIMIT_NOFILE)
+        self.assertEqual(limits, (512, 512))
+        self.assertRegex(self.stop(), r"descriptor limit raised.*64.*512")
 
     def test_perf_runs_over_it(self) -> None:
         self.serve()
