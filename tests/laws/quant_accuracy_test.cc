@@ -88,6 +88,39 @@ TEST(QuantAccuracy, FourBitsInEightBitLanesMeetTheBars) {
   EXPECT_LE(identical4, 0.0015);
 }
 
+// The same bytes as four bits, and the error of as many bits as fit the lane.
+TEST(QuantAccuracy, BitsThatFillTheLaneCostNothingAndGainMuch) {
+  const struct {
+    uint32_t world, bits;
+    double gain;
+  } cases[] = {{2, 7, 25}, {4, 6, 7}, {8, 5, 2}};
+  for (const auto& [world, bits, gain] : cases) {
+    const Gradients gradients = gaussian(world, false);
+    const double four = error_of("quant", gradients),
+                 filled = error_of("quant:bits=lane", gradients);
+    std::printf("N=%u independent: 4 bits %.7f, bits=lane %.7f, %.1fx less\n", world, four, filled,
+                four / filled);
+    EXPECT_GE(four / filled, gain) << world;
+    EXPECT_EQ(filled, error_of("quant:bits=" + std::to_string(bits), gradients)) << world;
+  }
+}
+
+TEST(QuantAccuracy, BitsThatFillTheLaneSendTheBytesOfFourInEveryWorld) {
+  for (const uint32_t world : {1u, 2u, 3u, 5u, 9u, 16u, 17u, 18u, 64u, 257u, 258u, 4369u, 4370u}) {
+    Layout layout = layout_of(world, 4096);
+    const auto bytes = [&](const char* text) {
+      auto codec = create_codec(*CodecSpec::parse(text), layout);
+      EXPECT_TRUE(codec) << world;
+      const std::vector<float> gradient(layout.count, 1.5f);
+      Round round;
+      EXPECT_TRUE((*codec)->begin(gradient.data()));
+      EXPECT_TRUE(*(*codec)->next_round(round) && *(*codec)->next_round(round));
+      return round.bytes();
+    };
+    EXPECT_EQ(bytes("quant:bits=lane"), bytes("quant:bits=4")) << world;
+  }
+}
+
 TEST(QuantAccuracy, ThePublishedSettingGivesThePublishedErrors) {
   const std::string spec = "quant:levels=published,rounding=independent";
   const double identical = error_of(spec, gaussian(4, true)),

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "codec/quant/block.h"
+#include "codec/quant/table.h"
 
 namespace addend::quant {
 namespace {
@@ -23,6 +24,16 @@ Result<uint64_t> read_or_word(const CodecSpec& spec, std::string_view key, std::
     if (option.first == key && option.second == word) return uint64_t{0};
   }
   return read_integer(spec, key, fallback, least, most);
+}
+
+// The most bits that cost no more than four: what fits the lane that four need.
+Result<uint64_t> lane_bits(uint32_t world) {
+  uint64_t bits = 4;
+  const Result<Lane> lane = narrowest_lane((1u << bits) - 1, world);
+  ADDEND_TRY(lane);
+  while (bits < kMaxBits && world * ((uint64_t{2} << bits) - 1) <= lane_limit(*lane))
+    ++bits;
+  return bits;
 }
 
 uint64_t largest_segment(const Layout& layout) {
@@ -59,7 +70,8 @@ Status check(const Options& options, const Layout& layout) {
 
 const std::vector<OptionHelp>& quant_options() {
   static const std::vector<OptionHelp> options = {
-      {"bits", "auto|1..8", "bits per element (4); auto chooses per block, from block norms"},
+      {"bits", "auto|lane|1..8",
+       "bits per element (4); auto chooses per block, from block norms; lane fills the lane"},
       {"budget", "NUMBER", "bits=auto: mean bits per element (4.0)"},
       {"levels", "table|uniform|published",
        "optimal table, equally spaced, or THC's default table"},
@@ -82,7 +94,11 @@ const std::vector<OptionHelp>& quant_options() {
 Result<Options> read_options(const CodecSpec& spec, const Layout& layout) {
   const std::vector<OptionHelp>& help = quant_options();
   ADDEND_TRY(check_options(spec, help));
-  const auto bits = read_or_word(spec, "bits", "auto", 4, 1, 8);
+  const bool fills_lane =
+      std::find(spec.options.begin(), spec.options.end(),
+                std::pair<std::string, std::string>("bits", "lane")) != spec.options.end();
+  const auto bits =
+      fills_lane ? lane_bits(layout.world) : read_or_word(spec, "bits", "auto", 4, 1, kMaxBits);
   ADDEND_TRY(bits);
   const auto budget = read_number(spec, "budget", 4, 2, 8);
   ADDEND_TRY(budget);
@@ -108,6 +124,7 @@ Result<Options> read_options(const CodecSpec& spec, const Layout& layout) {
   ADDEND_TRY(index);
   Options options;
   options.bits = static_cast<uint32_t>(*bits);
+  options.fills_lane = fills_lane;
   options.budget = *budget;
   options.levels = static_cast<Levels>(*levels);
   options.granularity = static_cast<uint32_t>(*granularity);

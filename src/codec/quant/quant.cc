@@ -19,6 +19,9 @@ constexpr float kFarDown = 0x1p-64f;
 // Signs must stay while a residual lives in rotated coordinates; every so often it is turned to new
 // ones, because coordinates that are clipped under one set of signs stay clipped while it lasts.
 constexpr uint64_t kFeedbackSignPeriod = 8;
+// What stands for bits=lane in a segment's plan: the bits change with the world, and a residual
+// does not.
+constexpr uint64_t kLaneBits = 9;
 // A norm lane that says: not finite here.
 constexpr uint32_t kBroken = 0xFFFFFFFF;
 // Energies in this range were summed without overflow or loss; others are summed again in double.
@@ -120,7 +123,8 @@ uint64_t QuantCodec::segment_fingerprint(uint64_t segment) const {
   print.add(whole ? "quant bucket" : "quant segment").add(layout().seed).add(at.id).add(at.count);
   print.add(options_.budget).add(options_.clipped);
   for (const uint64_t choice :
-       {static_cast<uint64_t>(layout().dtype), uint64_t{options_.bits}, options_.block,
+       {static_cast<uint64_t>(layout().dtype),
+        options_.fills_lane ? kLaneBits : uint64_t{options_.bits}, options_.block,
         uint64_t{options_.granularity}, static_cast<uint64_t>(options_.levels),
         static_cast<uint64_t>(options_.rotation), static_cast<uint64_t>(options_.rounding),
         static_cast<uint64_t>(options_.feedback), static_cast<uint64_t>(options_.carrier),
