@@ -321,8 +321,8 @@ Result<std::unique_ptr<Reducer>> reach_others(PerfOptions& options) {
                       "(--worker)");
   }
   options.mesh.worker = static_cast<uint32_t>(options.worker);
-  options.mesh.latency_us = options.plan.network.latency_us;
-  options.mesh.gbit_per_s = options.plan.network.gbit_per_s;
+  options.mesh.link.latency_us = options.plan.network.latency_us;
+  options.mesh.link.gbit_per_s = options.plan.network.gbit_per_s;
   return create_mesh_reducer(options.mesh);
 }
 

@@ -32,7 +32,7 @@ extern "C" {
 #define ADDEND_API
 #endif
 
-#define ADDEND_ABI_VERSION 1
+#define ADDEND_ABI_VERSION 2
 
 typedef enum addend_status {
   ADDEND_OK = 0,
@@ -59,9 +59,7 @@ ADDEND_API const char* addend_status_name(addend_status status);
  * failing call. */
 ADDEND_API const char* addend_last_error(void);
 
-/* ---- Planes
- * ----------------------------------------------------------------------------------------------------------
- */
+/* ---- Planes ---- */
 
 typedef struct addend_plane {
   addend_op op;
@@ -85,9 +83,7 @@ ADDEND_API addend_status addend_fold(addend_op op, void* acc, const void* in, ui
 ADDEND_API addend_status addend_fold_table(addend_op op, void* acc, const uint8_t* indices,
                                            const void* table, uint64_t lanes);
 
-/* ---- Codecs
- * ----------------------------------------------------------------------------------------------------------
- */
+/* ---- Codecs ---- */
 
 typedef struct addend_codec addend_codec;
 
@@ -142,6 +138,9 @@ ADDEND_API addend_status addend_codec_next_round(addend_codec* codec, addend_rou
 /* Decodes the sum into `gradient`; nothing is written on failure. */
 ADDEND_API addend_status addend_codec_finish(addend_codec* codec, void* gradient);
 ADDEND_API void addend_codec_cancel(addend_codec* codec);
+/* The next step's plan is dense (addend_codec_next_mode), and somebody else does it who adds
+ * gradients as they are: the codec goes on as if it had. */
+ADDEND_API addend_status addend_codec_skip_step(addend_codec* codec);
 
 /* Between begin and finish: the sums of this step are without these workers, bit w being worker w
  * (see addend_reducer_missing). The mean of the others stands for their gradients: a worker that is
@@ -196,9 +195,7 @@ typedef struct addend_report {
 ADDEND_API addend_status addend_codec_report(const addend_codec* codec, addend_report* report);
 ADDEND_API uint64_t addend_codec_memory_bytes(const addend_codec* codec);
 
-/* ---- Reducers
- * --------------------------------------------------------------------------------------------------------
- */
+/* ---- Reducers ---- */
 
 typedef struct addend_reducer addend_reducer;
 
@@ -234,10 +231,31 @@ ADDEND_API void addend_service_options_init(addend_service_options* options, siz
 ADDEND_API addend_status addend_service_create(const addend_service_options* options,
                                                addend_reducer** reducer);
 
+/* Workers in processes of their own, connected to each other by TCP. Start from
+ * addend_mesh_options_init. */
+typedef struct addend_mesh_options {
+  uint32_t size;
+  uint32_t world; /* 1 to 256 */
+  uint32_t worker;
+  int listener;             /* a listening socket, which is taken over; -1: one is made */
+  const char* const* peers; /* "host:port" of every worker, the same list on all of them */
+  const uint8_t* token;     /* what only workers of this group know, at most 32 bytes */
+  uint64_t token_bytes;
+  uint64_t join_timeout_ns;
+} addend_mesh_options;
+
+ADDEND_API void addend_mesh_options_init(addend_mesh_options* options, size_t size);
+/* Returns when all workers are connected. */
+ADDEND_API addend_status addend_mesh_create(const addend_mesh_options* options,
+                                            addend_reducer** reducer);
+
 /* Reduces with `primary` until that fails because its server or a peer is gone, and from then on
  * with `fallback`, beginning with the round in which it failed. The same worker of the same world
- * in both. Takes both over: they must not be used or destroyed any more, unless this call fails. */
+ * in both. Takes both over: they must not be used or destroyed any more, unless this call fails.
+ * `on_switch`, if given, is told why, by the thread that reduces. */
+typedef void (*addend_switch_function)(void* context, const char* why);
 ADDEND_API addend_status addend_fallback_create(addend_reducer* primary, addend_reducer* fallback,
+                                                addend_switch_function on_switch, void* context,
                                                 addend_reducer** reducer);
 
 /* The caller's own engine: reduces every plane of `round` in place, within `timeout_ns`. Returns a
@@ -264,146 +282,20 @@ ADDEND_API uint32_t addend_reducer_quorum(const addend_reducer* reducer);
  * after the first round; a later round that differs is ADDEND_CHANGED on all workers: cancel the
  * step and begin it again. */
 ADDEND_API uint64_t addend_reducer_missing(const addend_reducer* reducer);
+/* What the network does: figures of the slowest worker, on all of them. Collective. */
+typedef struct addend_link {
+  double latency_us; /* of one network step, however small */
+  double gbit_per_s;
+} addend_link;
+ADDEND_API addend_status addend_reducer_measure_link(addend_reducer* reducer, uint64_t timeout_ns,
+                                                     addend_link* link);
+/* Reducers with several ways to do a round choose by it. The same on all workers. */
+ADDEND_API addend_status addend_reducer_set_link(addend_reducer* reducer, const addend_link* link);
 ADDEND_API uint32_t addend_reducer_world(const addend_reducer* reducer);
 ADDEND_API uint32_t addend_reducer_worker(const addend_reducer* reducer);
 ADDEND_API void addend_reducer_destroy(addend_reducer* reducer);
 
-/* ---- The mesh: small messages from every rank to every rank
- * ----------------------------------------------------------------------------------------------------
- */
-
-typedef struct addend_mesh addend_mesh;
-
-/* `sockets`: connected stream sockets to the other ranks, by rank, `world` entries; that of `rank`
- * itself is not looked at. `bell`: a wait ends early when this descriptor is readable; -1 for none.
- * Descriptors stay the caller's, who closes them after the mesh. One thread at a time. */
-ADDEND_API addend_status addend_mesh_create(uint32_t world, uint32_t rank, const int* sockets,
-                                            int bell, addend_mesh** mesh);
-ADDEND_API void addend_mesh_destroy(addend_mesh* mesh);
-
-/* Bytes of a message. */
-typedef struct addend_piece {
-  const void* data;
-  uint64_t size;
-} addend_piece;
-
-/* Starts to send everyone a message: `pieces`, copied, each beginning at a multiple of 64 bytes.
- * All ranks start the same exchanges in the same order; their messages may differ in length. */
-ADDEND_API addend_status addend_mesh_start(addend_mesh* mesh, const addend_piece* pieces,
-                                           uint32_t count, uint64_t* exchange);
-/* Moves bytes until the exchange is done, the time is over or the bell rings; `done` is 1 or 0. */
-ADDEND_API addend_status addend_mesh_wait(addend_mesh* mesh, uint64_t exchange, uint64_t timeout_ns,
-                                          int* done);
-/* What a rank sent; valid until the exchange is released. */
-ADDEND_API addend_status addend_mesh_message(const addend_mesh* mesh, uint64_t exchange,
-                                             uint32_t rank, addend_piece* message);
-/* Sums planes over all ranks, in the order of ranks, into `planes`: in every message they are the
- * pieces behind the first `offset` bytes. ADDEND_UNAVAILABLE if a message has another length. */
-ADDEND_API addend_status addend_mesh_sum(const addend_mesh* mesh, uint64_t exchange,
-                                         uint64_t offset, const addend_plane* planes,
-                                         uint32_t count);
-/* Nobody asks for the exchange any more, done or not; its memory serves later ones. Every exchange
- * must be released: with 4096 that are not, addend_mesh_start returns ADDEND_CAPACITY. */
-ADDEND_API addend_status addend_mesh_release(addend_mesh* mesh, uint64_t exchange);
-
-/* One codec's way through its rounds over a mesh, in the caller's thread. Both outlive it. */
-typedef struct addend_trip addend_trip;
-
-typedef enum addend_trip_state {
-  ADDEND_TRIP_WAITING = 0,   /* for other ranks */
-  ADDEND_TRIP_SUMMED = 1,    /* every round is done: what is left is addend_codec_finish */
-  ADDEND_TRIP_LARGE = 2,     /* `round` is too large for the mesh: reduce it and say so */
-  ADDEND_TRIP_DIFFERENT = 3, /* the headers at the beginning of `exchange`'s messages differ */
-  ADDEND_TRIP_DECODED = 4    /* the gradient is the sum: nothing is left */
-} addend_trip_state;
-
-typedef enum addend_stage {
-  ADDEND_STAGE_ENCODE = 0, /* by addend_trip_encode it is the caller's to time */
-  ADDEND_STAGE_AGREE = 1,  /* the header, and the round that travels with it */
-  ADDEND_STAGE_REDUCE = 2,
-  ADDEND_STAGE_DECODE = 3
-} addend_stage;
-
-#define ADDEND_MAX_SPANS 16
-
-/* What a trip did since it began. Times are the monotonic clock's. */
-typedef struct addend_trip_view {
-  addend_trip_state state;
-  uint32_t round_number; /* under way or done last, from 1; 0: the header */
-  uint64_t exchange;
-  addend_round round;
-  uint32_t span_count;
-  struct {
-    addend_stage stage;
-    uint64_t begin_ns, end_ns;
-  } spans[ADDEND_MAX_SPANS];
-} addend_trip_view;
-
-ADDEND_API addend_status addend_trip_create(addend_mesh* mesh, addend_codec* codec,
-                                            addend_trip** trip);
-/* Abandons what is under way. */
-ADDEND_API void addend_trip_destroy(addend_trip* trip);
-/* Sets out with a gradient, as addend_codec_begin (or _in_place) takes it. `header` travels before
- * the first round, its first `alike_bytes` must be the same on all ranks. Rounds beyond
- * `mesh_bytes` are left to the caller, and so is addend_codec_finish without `decode`. Sends
- * nothing yet. */
-ADDEND_API addend_status addend_trip_begin(addend_trip* trip, void* gradient, int in_place,
-                                           const void* header, uint64_t header_bytes,
-                                           uint64_t alike_bytes, uint64_t mesh_bytes, int decode);
-/* Encodes the first round ahead of the first run. */
-ADDEND_API addend_status addend_trip_encode(addend_trip* trip);
-/* Goes as far as it can within the time; `view` says how far. */
-ADDEND_API addend_status addend_trip_run(addend_trip* trip, uint64_t timeout_ns,
-                                         addend_trip_view* view);
-/* After ADDEND_TRIP_LARGE: the round is reduced. */
-ADDEND_API addend_status addend_trip_reduced(addend_trip* trip);
-ADDEND_API void addend_trip_cancel(addend_trip* trip);
-/* Safe to call from another thread than the one that runs the trip. */
-ADDEND_API uint32_t addend_trip_round_number(const addend_trip* trip);
-
-/* Rounds that are too large to send to everyone: each rank folds its share of every plane and sends
- * the sums to all, in a thread that the hauler has. Sockets as for a mesh, but others; `bell` and
- * `ringer` are the ends of a non-blocking pipe that rings when a haul ends, and whose ringing ends
- * waits. Calls come from one thread at a time. */
-typedef struct addend_hauler addend_hauler;
-
-ADDEND_API addend_status addend_hauler_create(uint32_t world, uint32_t rank, const int* sockets,
-                                              int bell, int ringer, addend_hauler** hauler);
-/* Abandons what is under way. */
-ADDEND_API void addend_hauler_destroy(addend_hauler* hauler);
-/* Starts to sum planes over all ranks, in place and in the order of ranks. All ranks start the same
- * hauls in the same order. The planes' memory is the hauler's until the haul is done or abandoned.
- */
-ADDEND_API addend_status addend_hauler_start(addend_hauler* hauler, const addend_plane* planes,
-                                             uint32_t count, uint64_t* haul);
-/* `done`: whether the haul is, after the time, a ring or a signal at the latest. It is forgotten
- * with the first yes. */
-ADDEND_API addend_status addend_hauler_wait(addend_hauler* hauler, uint64_t haul,
-                                            uint64_t timeout_ns, int* done);
-/* From now on no plane is touched, and nothing works. */
-ADDEND_API void addend_hauler_abandon(addend_hauler* hauler);
-
-/* The union of rows that came from several ranks. One thread at a time. */
-typedef struct addend_rows addend_rows;
-
-ADDEND_API addend_status addend_rows_create(addend_rows** rows);
-ADDEND_API void addend_rows_destroy(addend_rows* rows);
-/* Merges `count` parts' row numbers (`sizes` of each), which come in any order and may repeat;
- * `different` is how many there are. */
-ADDEND_API addend_status addend_rows_merge(addend_rows* rows, const int64_t* const* parts,
-                                           const uint64_t* sizes, uint32_t count,
-                                           uint64_t* different);
-/* Where in the union each row given is, part after part; until the next merge. */
-ADDEND_API addend_status addend_rows_places(const addend_rows* rows, const uint64_t** places);
-/* `merged`: the different row numbers, ascending. `total`: for each, the sum of the values at it,
- * in the order given; `values[p]` are part p's rows of `lanes` lanes, or null for zeros. Any sum
- * but a table sum. */
-ADDEND_API addend_status addend_rows_sum(const addend_rows* rows, addend_op op, uint64_t lanes,
-                                         const void* const* values, int64_t* merged, void* total);
-
-/* ---- Sparse rows
- * ----------------------------------------------------------------------------------------------------
- */
+/* ---- Sparse rows ---- */
 
 /* Element type of sparse rows. Integers wrap. */
 typedef enum addend_row_element {
@@ -451,9 +343,7 @@ ADDEND_API addend_status addend_row_codec_create(const char* spec, const addend_
 ADDEND_API addend_status addend_row_codec_result(const addend_codec* codec, const int64_t** rows,
                                                  const void** sums, uint64_t* count);
 
-/* ---- The pipeline
- * ----------------------------------------------------------------------------------------------------
- */
+/* ---- The pipeline ---- */
 
 typedef struct addend_pipeline addend_pipeline;
 
@@ -468,6 +358,80 @@ ADDEND_API addend_status addend_pipeline_submit(addend_pipeline* pipeline, adden
 /* Blocks until the bucket is decoded or has failed. Once per ticket; may be called from another
  * thread than submit. */
 ADDEND_API addend_status addend_pipeline_wait(addend_pipeline* pipeline, uint64_t ticket);
+
+typedef struct addend_part {
+  addend_codec* codec;
+  void* gradient;
+} addend_part;
+
+/* Something that must be the same on all workers, and what to call it in an error. The text
+ * outlives the pipeline. */
+typedef struct addend_claim {
+  const char* what;
+  uint64_t value;
+} addend_claim;
+
+typedef enum addend_stage {
+  ADDEND_STAGE_ENCODE = 0,
+  ADDEND_STAGE_AGREE = 1, /* the first round, which also shows that all workers bring the same */
+  ADDEND_STAGE_REDUCE = 2,
+  ADDEND_STAGE_DECODE = 3
+} addend_stage;
+
+/* Times are the monotonic clock's. */
+typedef struct addend_span {
+  addend_stage stage;
+  uint64_t begin_ns, end_ns;
+} addend_span;
+
+typedef struct addend_outcome {
+  uint64_t ticket;
+  addend_status status;
+  const char* message; /* of a failure */
+  const addend_span* spans;
+  uint32_t span_count;
+  uint32_t repeats; /* how often it began again because workers came or went */
+} addend_outcome;
+
+#define ADDEND_MAX_CLAIMS 5
+/* Parts are pieces of one large gradient and travel one after the other; otherwise round k of all
+ * of them travels at once. */
+#define ADDEND_PIECES 1u
+/* Contents are given up if the bucket fails: saves dense rounds a copy in each direction. */
+#define ADDEND_IN_PLACE 2u
+
+/* An in-place all-reduce of one or several gradients, each with its codec; all must live until it
+ * has ended. */
+typedef struct addend_submission {
+  uint32_t size;
+  uint32_t flags;
+  const addend_part* parts;
+  uint32_t part_count;
+  uint32_t claim_count;
+  const addend_claim* claims;
+  /* Called by the thread that encodes, before it reads a gradient; may be NULL. A failure may be
+   * explained with addend_set_error. */
+  addend_status (*prepare)(void* context);
+  /* Called once, by the thread that decodes; the outcome is valid during the call. */
+  void (*done)(void* context, const addend_outcome* outcome);
+  void* context;
+} addend_submission;
+
+/* Submits. `here` not 0: the work is done in this thread if nothing else is under way. `ended`: 1
+ * if that went to its end, as `outcome` says (valid until this thread's next call), and `done` is
+ * not called; 0: other threads do the rest, and `done` is called. Only `outcome->ticket` is then
+ * set. */
+ADDEND_API addend_status addend_pipeline_run(addend_pipeline* pipeline,
+                                             const addend_submission* submission, int here,
+                                             int* ended, addend_outcome* outcome);
+/* Ends what is under way, and whatever is submitted later, with an error. From any thread; the
+ * first counts. */
+ADDEND_API void addend_pipeline_stop(addend_pipeline* pipeline, addend_status why,
+                                     const char* message);
+/* The bucket whose sums this worker waits for, and how many of its rounds it has started. From any
+ * thread. */
+ADDEND_API void addend_pipeline_position(const addend_pipeline* pipeline, uint64_t* ticket,
+                                         uint32_t* rounds);
 ADDEND_API void addend_pipeline_destroy(addend_pipeline* pipeline);
 
 #ifdef __cplusplus

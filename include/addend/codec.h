@@ -152,6 +152,10 @@ class Codec {
   /// step.
   virtual void cancel() = 0;
 
+  /// The next step's plan is dense (next_mode), and somebody else does it who adds gradients as they
+  /// are: the codec goes on as if it had. kInvalidArgument where the plan is another.
+  virtual Status skip_step() = 0;
+
   /// Tells the codec, between begin and finish, that the sums of this step are without these
   /// workers: bit w is worker w (see Reducer::missing). The mean of the others stands for their
   /// gradients, so each counts once: a worker that is among them gets the others' sum and drops its

@@ -20,6 +20,12 @@ namespace addend {
 
 using Deadline = std::chrono::steady_clock::time_point;
 
+/// What one network step costs, however small, and what a link carries.
+struct Link {
+  double latency_us = 50;
+  double gbit_per_s = 10;
+};
+
 /// One worker's end of a group. Calls are collective: all workers make the same calls in the same
 /// order. One thread at a time. After an error other than kInvalidArgument, kMismatch or kChanged
 /// the group is unusable and every later call says so.
@@ -44,6 +50,10 @@ class Reducer {
   virtual uint32_t quorum() const { return 0; }
   /// Workers that are not in the sums of this step: bit w is worker w. Known after its first round.
   virtual uint64_t missing() const { return 0; }
+
+  /// What the network between the workers does, the same on all of them; of interest to groups that
+  /// have several ways to do a round.
+  virtual void set_link(const Link&) {}
 
   /// How far a sum of floats may be from what adding them as floats gives, in units of the largest
   /// magnitude among the workers' lanes near it: 0 unless floats travel as integers. A lane that is
@@ -75,9 +85,12 @@ class Reducer {
   /// Whether the round is folded: true once for each number, false if wake was called first. A
   /// deadline that passes is kTimeout.
   virtual Result<bool> wait(uint64_t number, Deadline deadline);
-  /// From any thread: ends the wait under way, or the next one. Reducers that reduce inside wait
-  /// take no notice.
+  /// From any thread: ends the wait under way, or the next one if no round is started before it.
   virtual void wake() {}
+  /// Whether wake does that, and signals too; reducers that reduce inside wait take no notice.
+  virtual bool can_wake() const { return false; }
+  /// From any thread: what is under way here, and whatever is asked for later, fails soon.
+  virtual void interrupt() {}
   /// No plane is touched any more, and nothing works.
   virtual void abandon() { started_.clear(); }
 
@@ -94,6 +107,10 @@ class Reducer {
   std::deque<Started> started_;
   uint64_t next_number_ = 0;
 };
+
+/// Times small rounds and large ones; the figures of the slowest worker, on all of them.
+/// Collective.
+Result<Link> measure_link(Reducer& reducer, Deadline deadline);
 
 /// How a local group combines the workers' planes. Sums of floats depend on it in the last bits;
 /// integers do not.
@@ -144,11 +161,9 @@ struct MeshOptions {
   std::string token;
   /// How long to wait for the other workers.
   std::chrono::milliseconds join_timeout{60000};
-  /// What one network step costs, however small, and what a link carries: rounds up to where one
-  /// step with everyone's bytes beats two steps with a share of them are exchanged. The same on all
-  /// workers.
-  double latency_us = 50;
-  double gbit_per_s = 10;
+  /// Rounds up to where one step with everyone's bytes beats two steps with a share of them are
+  /// exchanged. The same on all workers.
+  Link link;
 };
 
 /// Workers in processes of their own, each connected to each other by TCP (1 to 256). Adds every

@@ -27,10 +27,9 @@ from typing import Any, Callable
 
 from addend.errors import BY_STATUS, Unavailable, Unsupported
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 MAX_PLANES = 4
 MAX_REPORTED_ROUNDS = 8
-MAX_SPANS = 16
 UNKNOWN = 2**64 - 1
 
 
@@ -48,23 +47,83 @@ class Round(ctypes.Structure):
     _fields_ = [("plane_count", c_uint32), ("last", c_uint32), ("planes", Plane * MAX_PLANES)]
 
 
-class Piece(ctypes.Structure):
-    _fields_ = [("data", c_void_p), ("size", c_uint64)]
+class Part(ctypes.Structure):
+    _fields_ = [("codec", c_void_p), ("gradient", c_void_p)]
+
+
+class Claim(ctypes.Structure):
+    _fields_ = [("what", c_char_p), ("value", c_uint64)]
 
 
 class Span(ctypes.Structure):
     _fields_ = [("stage", c_int), ("begin_ns", c_uint64), ("end_ns", c_uint64)]
 
 
-class TripView(ctypes.Structure):
+class Outcome(ctypes.Structure):
     _fields_ = [
-        ("state", c_int),
-        ("round_number", c_uint32),
-        ("exchange", c_uint64),
-        ("round", Round),
+        ("ticket", c_uint64),
+        ("status", c_int),
+        ("message", c_char_p),
+        ("spans", POINTER(Span)),
         ("span_count", c_uint32),
-        ("spans", Span * MAX_SPANS),
+        ("repeats", c_uint32),
     ]
+
+
+PrepareFunction = ctypes.CFUNCTYPE(c_int, c_void_p)
+DoneFunction = ctypes.CFUNCTYPE(None, c_void_p, POINTER(Outcome))
+SwitchFunction = ctypes.CFUNCTYPE(None, c_void_p, c_char_p)
+
+
+class Submission(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("flags", c_uint32),
+        ("parts", POINTER(Part)),
+        ("part_count", c_uint32),
+        ("claim_count", c_uint32),
+        ("claims", POINTER(Claim)),
+        ("prepare", PrepareFunction),
+        ("done", DoneFunction),
+        ("context", c_void_p),
+    ]
+
+
+class Link(ctypes.Structure):
+    _fields_ = [("latency_us", c_double), ("gbit_per_s", c_double)]
+
+
+class MeshOptions(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("world", c_uint32),
+        ("worker", c_uint32),
+        ("listener", c_int),
+        ("peers", POINTER(c_char_p)),
+        ("token", c_char_p),
+        ("token_bytes", c_uint64),
+        ("join_timeout_ns", c_uint64),
+    ]
+
+
+class RowLayout(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("element", c_int),
+        ("width", c_uint64),
+        ("world", c_uint32),
+        ("worker", c_uint32),
+        ("seed", c_uint64),
+        ("id", c_uint64),
+        ("scale", c_double),
+        ("first_step", c_uint64),
+        ("network_latency_us", c_double),
+        ("network_gbit_per_s", c_double),
+    ]
+
+
+class RowGradient(ctypes.Structure):
+    _fields_ = [("rows", c_void_p), ("values", c_void_p), ("count", c_uint64)]
 
 
 class Segment(ctypes.Structure):
@@ -137,10 +196,7 @@ ReduceFunction = ctypes.CFUNCTYPE(c_int, c_void_p, POINTER(Round), c_uint64)
 
 _CODEC = c_void_p
 _REDUCER = c_void_p
-_MESH = c_void_p
-_TRIP = c_void_p
-_HAULER = c_void_p
-_ROWS = c_void_p
+_PIPELINE = c_void_p
 # name, result, arguments. A c_int result is an addend_status.
 _FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("version", c_char_p, []),
@@ -157,6 +213,7 @@ _FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("codec_next_round", c_int, [_CODEC, POINTER(Round)]),
     ("codec_finish", c_int, [_CODEC, c_void_p]),
     ("codec_cancel", None, [_CODEC]),
+    ("codec_skip_step", c_int, [_CODEC]),
     ("codec_set_missing", c_int, [_CODEC, c_uint64]),
     ("codec_save_state", c_int, [_CODEC, c_void_p, c_uint64, POINTER(c_uint64)]),
     ("codec_load_state", c_int, [_CODEC, c_void_p, c_uint64]),
@@ -172,44 +229,29 @@ _FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("reducer_missing", c_uint64, [_REDUCER]),
     ("reducer_quorum", c_uint32, [_REDUCER]),
     ("reducer_destroy", None, [_REDUCER]),
-    ("mesh_create", c_int, [c_uint32, c_uint32, POINTER(c_int), c_int, POINTER(_MESH)]),
-    ("mesh_destroy", None, [_MESH]),
-    ("mesh_start", c_int, [_MESH, POINTER(Piece), c_uint32, POINTER(c_uint64)]),
-    ("mesh_wait", c_int, [_MESH, c_uint64, c_uint64, POINTER(c_int)]),
-    ("mesh_message", c_int, [_MESH, c_uint64, c_uint32, POINTER(Piece)]),
-    ("mesh_release", c_int, [_MESH, c_uint64]),
-    ("trip_create", c_int, [_MESH, _CODEC, POINTER(_TRIP)]),
-    ("trip_destroy", None, [_TRIP]),
+    ("reducer_measure_link", c_int, [_REDUCER, c_uint64, POINTER(Link)]),
+    ("reducer_set_link", c_int, [_REDUCER, POINTER(Link)]),
+    ("local_create", c_int, [c_uint32, POINTER(_REDUCER)]),
+    ("mesh_options_init", None, [POINTER(MeshOptions), c_size_t]),
+    ("mesh_create", c_int, [POINTER(MeshOptions), POINTER(_REDUCER)]),
+    ("row_layout_init", None, [POINTER(RowLayout), c_size_t]),
+    ("row_codec_create", c_int, [c_char_p, POINTER(RowLayout), POINTER(_CODEC)]),
     (
-        "trip_begin",
+        "row_codec_result",
         c_int,
-        [_TRIP, c_void_p, c_int, c_void_p, c_uint64, c_uint64, c_uint64, c_int],
+        [_CODEC, POINTER(c_void_p), POINTER(c_void_p), POINTER(c_uint64)],
     ),
-    ("trip_encode", c_int, [_TRIP]),
-    ("trip_run", c_int, [_TRIP, c_uint64, POINTER(TripView)]),
-    ("trip_reduced", c_int, [_TRIP]),
-    ("trip_cancel", None, [_TRIP]),
-    ("trip_round_number", c_uint32, [_TRIP]),
+    ("pipeline_create", c_int, [_REDUCER, c_uint32, c_uint64, POINTER(_PIPELINE)]),
     (
-        "hauler_create",
+        "pipeline_run",
         c_int,
-        [c_uint32, c_uint32, POINTER(c_int), c_int, c_int, POINTER(_HAULER)],
+        [_PIPELINE, POINTER(Submission), c_int, POINTER(c_int), POINTER(Outcome)],
     ),
-    ("hauler_destroy", None, [_HAULER]),
-    ("hauler_start", c_int, [_HAULER, POINTER(Plane), c_uint32, POINTER(c_uint64)]),
-    ("hauler_wait", c_int, [_HAULER, c_uint64, c_uint64, POINTER(c_int)]),
-    ("hauler_abandon", None, [_HAULER]),
-    ("rows_create", c_int, [POINTER(_ROWS)]),
-    ("rows_destroy", None, [_ROWS]),
-    (
-        "rows_merge",
-        c_int,
-        [_ROWS, POINTER(c_void_p), POINTER(c_uint64), c_uint32, POINTER(c_uint64)],
-    ),
-    ("rows_places", c_int, [_ROWS, POINTER(c_void_p)]),
-    ("rows_sum", c_int, [_ROWS, c_int, c_uint64, POINTER(c_void_p), c_void_p, c_void_p]),
+    ("pipeline_stop", None, [_PIPELINE, c_int, c_char_p]),
+    ("pipeline_position", None, [_PIPELINE, POINTER(c_uint64), POINTER(c_uint32)]),
+    ("pipeline_destroy", None, [_PIPELINE]),
     ("custom_create", c_int, [c_uint32, c_uint32, ReduceFunction, c_void_p, POINTER(_REDUCER)]),
-    ("fallback_create", c_int, [_REDUCER, _REDUCER, POINTER(_REDUCER)]),
+    ("fallback_create", c_int, [_REDUCER, _REDUCER, SwitchFunction, c_void_p, POINTER(_REDUCER)]),
     ("set_error", None, [c_char_p]),
 ]
 

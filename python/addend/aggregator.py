@@ -6,16 +6,12 @@ from __future__ import annotations
 import ctypes
 import os
 import stat
-import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Callable
 
 from addend import _native
 from addend._native import check, library
-from addend.codec import plane_of
-from addend.errors import Error, InvalidArgument, Status
-from addend.plane import Plane
+from addend.errors import InvalidArgument
+from addend.reducer import Reducer
 
 KEY_BYTES = 32
 KEY_FILE_VARIABLE = "ADDEND_KEY_FILE"
@@ -72,8 +68,8 @@ def _text(value: str | None) -> bytes | None:
     return None if value is None else value.encode()
 
 
-class ServiceReducer:
-    """Sums planes at the server. Returns when all workers have joined. One thread at a time."""
+class ServiceReducer(Reducer):
+    """Sums planes at the server. Returns when all workers have joined."""
 
     def __init__(self, aggregator: Aggregator, world: int, worker: int) -> None:
         key = aggregator.key()
@@ -93,72 +89,5 @@ class ServiceReducer:
         options.certificate_key = _text(aggregator.certificate_key)
         handle = ctypes.c_void_p()
         check(library.service_create(options, ctypes.byref(handle)))
-        self._world, self._worker = world, worker
+        super().__init__(handle, world, worker)
         self.job = aggregator.job
-        self._handle = handle.value
-        self._round = _native.Round()
-        self._finalizer = weakref.finalize(self, library.reducer_destroy, handle.value)
-        self._callback: Any = None
-        self._failure: Exception | None = None
-
-    def fall_back_on(self, reduce: Callable[[Sequence[Plane]], None]) -> None:
-        """From when the server is gone for good, `reduce` sums planes over the same workers, in
-        place: first of all those of the round in which it went. At most once, before any round."""
-
-        def function(_context: int, native: Any, _timeout_ns: int) -> int:
-            planes = native.contents.planes[: native.contents.plane_count]
-            try:
-                reduce([plane_of(plane) for plane in planes])
-            except Exception as error:  # must not pass through C
-                self._failure = error
-                library.set_error(str(error).encode())
-                return int(error.status if isinstance(error, Error) else Status.UNAVAILABLE)
-            return int(Status.OK)
-
-        self._callback = _native.ReduceFunction(function)
-        custom, both = ctypes.c_void_p(), ctypes.c_void_p()
-        check(
-            library.custom_create(
-                self._world, self._worker, self._callback, None, ctypes.byref(custom)
-            )
-        )
-        check(library.fallback_create(self._handle, custom, ctypes.byref(both)))
-        self._finalizer.detach()
-        self._handle = both.value
-        self._finalizer = weakref.finalize(self, library.reducer_destroy, both.value)
-
-    def begin_step(self) -> None:
-        """The next round is the first of a step: workers that were done without may take part."""
-        library.reducer_begin_step(self._handle)
-
-    @property
-    def quorum(self) -> int:
-        """How many workers suffice for a sum when others are late, as the job has it; 0: all."""
-        return int(library.reducer_quorum(self._handle))
-
-    @property
-    def missing(self) -> int:
-        """Workers that are not in the sums of this step: bit w is worker w."""
-        return int(library.reducer_missing(self._handle))
-
-    def reduce(self, planes: Sequence[Plane], timeout_s: float) -> None:
-        """Sums every plane over all workers, in place; table sums into their `sums`. Changed if
-        another set of workers is in these sums than in the step's first."""
-        for first in range(0, len(planes), _native.MAX_PLANES):
-            part = planes[first : first + _native.MAX_PLANES]
-            self._round.plane_count = len(part)
-            for slot, plane in zip(self._round.planes, part):
-                slot.op, slot.lanes, slot.data = plane.op, plane.lanes, plane.data
-                slot.table, slot.sums = plane.table or None, plane.sums or None
-            status = library.reducer_reduce(self._handle, self._round, int(timeout_s * 1e9))
-            if self._failure is not None:  # the fallback's own error says more
-                failure, self._failure = self._failure, None
-                raise failure
-            check(status)
-
-    @property
-    def closed(self) -> bool:
-        return not self._finalizer.alive
-
-    def close(self) -> None:
-        self._finalizer()

@@ -76,6 +76,9 @@ class Codec:
 
         handle = ctypes.c_void_p()
         check(library.codec_create(spec.encode(), layout, ctypes.byref(handle)))
+        self._own(spec, handle)
+
+    def _own(self, spec: str, handle: ctypes.c_void_p) -> None:
         self.spec = spec
         self._handle: int | None = handle.value
         self._finalizer = weakref.finalize(self, library.codec_destroy, handle.value)
@@ -105,6 +108,11 @@ class Codec:
     def cancel(self) -> None:
         """Abandons a step; without one in progress it does nothing."""
         library.codec_cancel(self._open())
+
+    def skip_step(self) -> None:
+        """The next step's plan is dense (`next_mode`), and somebody else does it who adds gradients
+        as they are: the codec goes on as if it had."""
+        check(library.codec_skip_step(self._open()))
 
     def set_missing(self, workers: int) -> None:
         """Between begin and finish: the sums are without these workers (bit w is worker w). The

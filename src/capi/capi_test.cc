@@ -340,10 +340,14 @@ TEST(CApi, AFallbackTakesOverWhenTheFirstReducerIsGone) {
   ASSERT_EQ(addend_custom_create(1, 0, gone, nullptr, &primary), ADDEND_OK);
   ASSERT_EQ(addend_local_create(2, group), ADDEND_OK);
   ASSERT_EQ(addend_local_create(1, &other), ADDEND_OK);
-  EXPECT_EQ(addend_fallback_create(primary, nullptr, &both), ADDEND_INVALID_ARGUMENT);
-  EXPECT_EQ(addend_fallback_create(primary, primary, &both), ADDEND_INVALID_ARGUMENT);
-  EXPECT_EQ(addend_fallback_create(primary, group[0], &both), ADDEND_INVALID_ARGUMENT);
-  ASSERT_EQ(addend_fallback_create(primary, other, &both), ADDEND_OK) << addend_last_error();
+  EXPECT_EQ(addend_fallback_create(primary, nullptr, nullptr, nullptr, &both),
+            ADDEND_INVALID_ARGUMENT);
+  EXPECT_EQ(addend_fallback_create(primary, primary, nullptr, nullptr, &both),
+            ADDEND_INVALID_ARGUMENT);
+  EXPECT_EQ(addend_fallback_create(primary, group[0], nullptr, nullptr, &both),
+            ADDEND_INVALID_ARGUMENT);
+  ASSERT_EQ(addend_fallback_create(primary, other, nullptr, nullptr, &both), ADDEND_OK)
+      << addend_last_error();
   float lanes[3] = {1, 2, 3};
   addend_round round{};
   round.plane_count = 1;

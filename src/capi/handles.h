@@ -6,7 +6,12 @@
 
 #include "addend/addend.h"
 #include "addend/codec.h"
+#include "addend/reduce.h"
 
 struct addend_codec {
   std::unique_ptr<addend::Codec> codec;
+};
+
+struct addend_reducer {
+  std::unique_ptr<addend::Reducer> reducer;
 };

@@ -58,6 +58,16 @@ class Stepped : public Contract {
 
   void cancel() final { state_ = State::kIdle; }
 
+  Status skip_step() final {
+    if (state_ != State::kIdle) return out_of_order("skip_step");
+    if (this->next_mode() != "dense") {
+      return make_error(Errc::kInvalidArgument, "skip_step: the next step is " +
+                                                    std::string(this->next_mode()) + ", not dense");
+    }
+    do_skip_step();
+    return {};
+  }
+
   Status set_missing(uint64_t workers) final {
     if (state_ == State::kIdle) return out_of_order("set_missing");
     if (workers == 0) return {};
@@ -108,6 +118,9 @@ class Stepped : public Contract {
   /// only when it succeeds.
   virtual Status do_finish(void* gradient) = 0;
 
+  /// Of codecs whose plans may be dense.
+  virtual void do_skip_step() {}
+
   virtual Status do_set_missing(uint64_t workers) {
     return make_error(
         Errc::kUnsupported,
@@ -156,6 +169,17 @@ class Stepped : public Contract {
     for (const Plane& plane : round) {
       const uint64_t* own = plane.bounds == nullptr ? nullptr : plane.bounds + layout_.worker;
       bytes += op_bytes(plane.op, own == nullptr ? plane.lanes : own[1] - own[0]);
+    }
+    return bytes;
+  }
+
+  // Of a plane with bounds each worker hands over its own lanes.
+  uint64_t handed_over(const Round& round) const {
+    uint64_t bytes = 0;
+    for (const Plane& plane : round) {
+      const uint64_t* bounds = plane.bounds;
+      const uint32_t w = layout_.worker;
+      bytes += op_bytes(plane.op, bounds == nullptr ? plane.lanes : bounds[w + 1] - bounds[w]);
     }
     return bytes;
   }

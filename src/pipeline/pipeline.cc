@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Three threads: one encodes, one talks to the reducer, one decodes.
+// Three roles: one encodes, one talks to the reducer, one decodes. Each has a thread; where nothing
+// else is under way, the thread that calls `run` takes all three.
 //
 //   submit --> [encoder] --> in order: only the first bucket there starts rounds
 //                 ^             |
@@ -15,8 +16,10 @@
 // again, and buckets do not overlap: the order would depend on who noticed when.
 #include "addend/pipeline.h"
 
-#include <array>
+#include <algorithm>
+#include <atomic>
 #include <condition_variable>
+#include <csignal>
 #include <deque>
 #include <map>
 #include <memory>
@@ -25,53 +28,14 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 
-#include "base/assert.h"
-#include "pipeline/queue.h"
+#include "pipeline/bucket.h"
 
 namespace addend {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// A bucket on its way. Of one thread at a time; `encoded` is under the pipeline's mutex.
-struct Bucket {
-  Ticket ticket = 0;
-  Codec* codec = nullptr;
-  void* gradient = nullptr;
-  Round round;
-  bool has_round = false;
-  bool begun = false;
-  bool encoded = false;    // the encoder has handed it on
-  bool announced = false;  // its first round was started
-  uint64_t number = 0;     // of the round under way
-  std::optional<Deadline> deadline;
-  Status status;
-};
-
-// Encodes the next round; the codec has cancelled itself if that fails.
-void next_round(Bucket& bucket) {
-  const Result<bool> more = bucket.codec->next_round(bucket.round);
-  bucket.has_round = more && *more;
-  if (!more) {
-    bucket.status = more.error();
-    bucket.begun = false;
-  }
-}
-
-void encode(Bucket& bucket) {
-  if (!bucket.begun) {
-    bucket.status = bucket.codec->begin(bucket.gradient);
-    if (!bucket.status) return;
-    bucket.begun = true;
-  }
-  next_round(bucket);
-}
-
-void cancel(Bucket& bucket) {
-  if (bucket.begun) bucket.codec->cancel();
-  bucket.begun = bucket.has_round = bucket.announced = false;
-}
 
 Error behind(const Error& error) {
   return make_error(error.code, "an earlier bucket failed: " + error.message);
@@ -80,60 +44,46 @@ Error behind(const Error& error) {
 // What a bucket failed with first, here or at the reducer.
 Error blame(const Bucket& bucket, const Error& error) {
   if (!bucket.status) return bucket.status.error();
-  return make_error(error.code, "bucket " + std::to_string(bucket.codec->layout().bucket) +
-                                    " (submission " + std::to_string(bucket.ticket) +
-                                    "): " + error.message);
+  const Job& job = bucket.job();
+  const uint64_t number = job.what.parts.front().codec->layout().bucket;
+  return make_error(error.code, "bucket " + std::to_string(number) + " (submission " +
+                                    std::to_string(job.ticket) + "): " + error.message);
+}
+
+// Signals are for the application's threads.
+template <typename Body>
+std::thread quiet_thread(Body body) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread made(std::move(body));
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return made;
 }
 
 class ThreadedPipeline final : public Pipeline {
  public:
   ThreadedPipeline(Reducer& reducer, const PipelineOptions& options)
-      : reducer_(reducer),
-        options_(options),
-        encoder_([this] { run_encoder(); }),
-        network_([this] { run_network(); }),
-        decoder_([this] { run_decoder(); }) {}
+      : reducer_(reducer), options_(options) {}
 
   // Waits for the buckets in flight: each ends, if only by its deadline.
   ~ThreadedPipeline() override {
     {
       const std::lock_guard lock(mutex_);
       closed_ = true;
-      changed_.notify_all();
+      work_.notify_all();
     }
-    network_.join();
-    to_encode_.close();
-    encoder_.join();
-    to_decode_.close();
-    decoder_.join();
+    for (std::thread& thread : threads_)
+      thread.join();
   }
 
-  Result<Ticket> submit(Codec& codec, void* gradient) override {
+  Result<Ticket> submit(Submission submission) override {
+    ADDEND_TRY(check(submission));
     std::unique_lock lock(mutex_);
-    if (codecs_in_flight_.contains(&codec)) {
-      return make_error(Errc::kInvalidArgument,
-                        "this codec is in flight already: wait for its ticket first");
-    }
-    if (codec.layout().world != reducer_.world()) {
-      return make_error(Errc::kInvalidArgument,
-                        "the codec was made for " + std::to_string(codec.layout().world) +
-                            " workers, the reducer has " + std::to_string(reducer_.world()));
-    }
-    if (codec.layout().worker != reducer_.worker()) {
-      return make_error(Errc::kInvalidArgument,
-                        "the codec was made for worker " + std::to_string(codec.layout().worker) +
-                            ", the reducer is worker " + std::to_string(reducer_.worker()));
-    }
-    changed_.wait(lock, [&] { return codecs_in_flight_.size() < options_.depth; });
-    auto bucket = std::make_unique<Bucket>();
-    bucket->ticket = next_ticket_++;
-    bucket->codec = &codec;
-    bucket->gradient = gradient;
-    const Ticket ticket = bucket->ticket;
-    codecs_in_flight_.insert(&codec);
-    waiting_.insert(ticket);
-    to_encode_.push(bucket.get());
-    in_order_.push_back(std::move(bucket));
+    ended_.wait(lock, [&] { return in_flight_ < options_.depth; });
+    open_threads();
+    const Ticket ticket = queue(std::move(submission));
+    work_.notify_all();
     return ticket;
   }
 
@@ -143,50 +93,178 @@ class ThreadedPipeline final : public Pipeline {
       return make_error(Errc::kInvalidArgument, "ticket " + std::to_string(ticket) +
                                                     " is unknown or was waited for already");
     }
-    changed_.wait(lock, [&] { return results_.contains(ticket); });
+    ended_.wait(lock, [&] { return results_.contains(ticket); });
     Status status = std::move(results_.extract(ticket).mapped());
     return status;
   }
 
+  Result<bool> run(Submission submission, Outcome& outcome) override {
+    ADDEND_TRY(check(submission));
+    std::unique_lock lock(mutex_);
+    if (in_flight_ > 0 || network_busy_ || inline_ || !reducer_.can_wake()) {
+      lock.unlock();
+      const Result<Ticket> ticket = submit(std::move(submission));
+      if (!ticket) return ticket.error();
+      outcome.ticket = *ticket;
+      return false;
+    }
+    inline_ = true;
+    outcome.ticket = queue(std::move(submission));
+    inline_outcome_ = &outcome;
+    handed_over_ = false;
+    while (inline_outcome_ != nullptr && !handed_over_)
+      do_something(lock);
+    const bool ended = inline_outcome_ == nullptr;
+    inline_outcome_ = nullptr;
+    inline_ = false;
+    if (!ended && !jobs_.at(outcome.ticket)->what.done) waiting_.insert(outcome.ticket);
+    if (in_flight_ > 0) {  // others came meanwhile, or this one is not done
+      open_threads();
+      work_.notify_all();
+    }
+    return ended;
+  }
+
+  void stop(const Error& why) override {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!stopped_) stopped_ = why;
+      work_.notify_all();
+    }
+    reducer_.interrupt();
+  }
+
+  Position position() const override {
+    return {position_ticket_.load(std::memory_order_relaxed),
+            position_rounds_.load(std::memory_order_relaxed)};
+  }
+
  private:
   using Owned = std::unique_ptr<Bucket>;
+  using Lock = std::unique_lock<std::mutex>;
 
-  void run_encoder() {
-    while (const std::optional<Bucket*> bucket = to_encode_.pop()) {
-      encode(**bucket);
-      {
-        const std::lock_guard lock(mutex_);
-        (*bucket)->encoded = true;
-        changed_.notify_all();
-      }
-      reducer_.wake();
+  // ---- submitting
+
+  Status check(const Submission& submission) const {
+    if (submission.parts.empty()) return make_error(Errc::kInvalidArgument, "nothing to submit");
+    if (submission.claims.size() > Submission::kMaxClaims) {
+      return make_error(Errc::kInvalidArgument, "a submission has at most 5 claims");
     }
+    for (const Part& part : submission.parts) {
+      const Layout& layout = part.codec->layout();
+      if (layout.world != reducer_.world()) {
+        return make_error(Errc::kInvalidArgument,
+                          "the codec was made for " + std::to_string(layout.world) +
+                              " workers, the reducer has " + std::to_string(reducer_.world()));
+      }
+      if (layout.worker != reducer_.worker()) {
+        return make_error(Errc::kInvalidArgument,
+                          "the codec was made for worker " + std::to_string(layout.worker) +
+                              ", the reducer is worker " + std::to_string(reducer_.worker()));
+      }
+    }
+    return {};
   }
 
-  void run_network() {
+  void open_threads() {
+    if (!threads_.empty()) return;
+    threads_.push_back(quiet_thread([this] { run_role(&ThreadedPipeline::encode_one); }));
+    threads_.push_back(quiet_thread([this] { run_role(&ThreadedPipeline::network_one); }));
+    threads_.push_back(quiet_thread([this] { run_role(&ThreadedPipeline::decode_one); }));
+  }
+
+  Ticket queue(Submission submission) {
+    auto job = std::make_unique<Job>();
+    job->ticket = next_ticket_++;
+    job->what = std::move(submission);
+    const std::vector<Part>& parts = job->what.parts;
+    if (!job->what.done && !inline_) waiting_.insert(job->ticket);
+    const std::size_t step = job->what.pieces ? 1 : parts.size();
+    for (std::size_t i = 0; i < parts.size(); i += step) {
+      in_order_.push_back(std::make_unique<Bucket>(*job, std::span(parts).subspan(i, step), i == 0,
+                                                   i + step == parts.size()));
+      to_encode_.push_back(in_order_.back().get());
+    }
+    ++in_flight_;
+    const Ticket ticket = job->ticket;
+    jobs_.emplace(ticket, std::move(job));
+    return ticket;
+  }
+
+  // ---- roles: each does one thing if it can, and says whether
+
+  using Role = bool (ThreadedPipeline::*)(Lock&);
+
+  void run_role(Role role) {
+    Lock lock(mutex_);
     for (;;) {
-      if (Owned bucket = take_encoded()) {
-        advance(std::move(bucket));
-      } else if (!under_way_.empty()) {
-        wait_for_oldest();
-      } else {
-        return;
-      }
+      work_.wait(lock, [&] { return !inline_; });
+      if ((this->*role)(lock)) continue;
+      if (closed_ && in_flight_ == 0) return;
+      if (!inline_) work_.wait(lock);
     }
   }
 
-  // The bucket whose turn it is, once it is encoded. None: there is something else to wait for, or
-  // nothing will come any more.
+  // All roles in the thread of a caller, the one closest to the end first.
+  void do_something(Lock& lock) {
+    if (decode_one(lock) || encode_one(lock)) return;
+    network_one(lock);
+  }
+
+  bool encode_one(Lock& lock) {
+    if (to_encode_.empty() || !may_encode(*to_encode_.front())) return false;
+    Bucket* bucket = to_encode_.front();
+    to_encode_.pop_front();
+    for (const Part& part : bucket->parts())
+      busy_[part.codec] = bucket;
+    lock.unlock();
+    bucket->encode();
+    lock.lock();
+    bucket->encoded = true;
+    if (inline_) return true;
+    work_.notify_all();
+    lock.unlock();
+    reducer_.wake();
+    lock.lock();
+    return true;
+  }
+
+  // A codec does one step at a time; the bucket that has it is before this one, and ends without
+  // it.
+  bool may_encode(const Bucket& bucket) const {
+    return std::all_of(bucket.parts().begin(), bucket.parts().end(), [&](const Part& part) {
+      const auto found = busy_.find(part.codec);
+      return found == busy_.end() || found->second == &bucket;
+    });
+  }
+
+  bool network_one(Lock& lock) {
+    if (stopped_ && !failure_) {
+      network_busy_ = true;
+      lock.unlock();
+      fail(*stopped_);
+      lock.lock();
+      network_busy_ = false;
+      return true;
+    }
+    Owned bucket = take_encoded();
+    if (!bucket && under_way_.empty()) return false;
+    network_busy_ = true;
+    lock.unlock();
+    if (bucket) {
+      advance(std::move(bucket));
+    } else {
+      wait_for_oldest();
+    }
+    lock.lock();
+    network_busy_ = false;
+    return true;
+  }
+
+  // The bucket whose turn it is, if it is encoded.
   Owned take_encoded() {
-    std::unique_lock lock(mutex_);
-    const auto ready = [&] {
-      const bool overlaps = under_way_.empty() || reducer_.quorum() == 0;
-      return !in_order_.empty() && in_order_.front()->encoded && overlaps;
-    };
-    // A bucket that waits for its own sums is not encoded, and others wait behind it.
-    changed_.wait(lock,
-                  [&] { return ready() || !under_way_.empty() || (closed_ && in_order_.empty()); });
-    if (!ready()) return nullptr;
+    const bool overlaps = under_way_.empty() || reducer_.quorum() == 0;
+    if (in_order_.empty() || !in_order_.front()->encoded || !overlaps) return nullptr;
     Owned bucket = std::move(in_order_.front());
     in_order_.pop_front();
     return bucket;
@@ -197,27 +275,34 @@ class ThreadedPipeline final : public Pipeline {
     in_order_.push_front(std::move(bucket));
   }
 
+  // ---- the network role: under_way_, tails_ and failure_ are its own
+
   // Starts the round that was encoded, or ends the bucket if there is none.
   void advance(Owned bucket) {
     if (failure_) {
       if (bucket->status) bucket->status = behind(*failure_);
       return end(std::move(bucket));
     }
-    if (bucket->announced && !bucket->status) {
+    if (bucket->announced() && !bucket->status) {
       reducer_.abandon();  // others are in a round that this worker will not start
       return end(std::move(bucket));
     }
-    if (bucket->announced && !bucket->has_round) return end(std::move(bucket));
-    const Result<uint64_t> number = start(*bucket);
-    if (!number) {
-      bucket->status = blame(*bucket, number.error());
-      fail(*bucket);
+    if (bucket->announced() && !bucket->has_round()) return end(std::move(bucket));
+    if (!bucket->announced()) {
+      if (const std::optional<Error> decode = decode_failure(); decode && bucket->status) {
+        bucket->status = behind(*decode);
+      }
+    }
+    const Status started = bucket->start(reducer_);
+    if (!started) {
+      reducer_.abandon();  // some of it may be under way
+      bucket->status = blame(*bucket, started.error());
+      fail(bucket->status.error());
       return end(std::move(bucket));
     }
-    bucket->number = *number;
-    bucket->announced = true;
     under_way_.push_back(bucket.get());
-    if (is_last(*bucket)) {
+    show_position();
+    if (bucket->is_last_round()) {
       tails_.push_back(std::move(bucket));
       return;
     }
@@ -225,42 +310,34 @@ class ThreadedPipeline final : public Pipeline {
     put_back(std::move(bucket));
   }
 
-  // Without a round to follow: the sums of this one decide nothing that others would wait for.
-  static bool is_last(const Bucket& bucket) {
-    return !bucket.status || !bucket.has_round || bucket.round.last;
-  }
-
-  // The first message of a bucket says whether this worker can go on, so that the others do not
-  // wait for it. That may be for a bucket which failed to decode on this worker alone.
-  Result<uint64_t> start(Bucket& bucket) {
-    if (bucket.announced) return reducer_.start(bucket.round);
-    if (const std::optional<Error> decode = decode_failure(); decode && bucket.status) {
-      bucket.status = behind(*decode);
-    }
-    if (!bucket.status || !bucket.has_round) bucket.round.clear();
-    const std::array<Reducer::Claim, 3> claims = {{
-        {"whether all can go on", bucket.status ? uint64_t{1} : uint64_t{0}},
-        {"the order of submission", bucket.ticket},
-        {"the plan or layout", bucket.codec->fingerprint()},
-    }};
-    return reducer_.start_step(claims, bucket.round);
+  void show_position() {
+    if (under_way_.empty()) return;
+    position_ticket_.store(under_way_.front()->job().ticket, std::memory_order_relaxed);
+    position_rounds_.store(under_way_.front()->rounds(), std::memory_order_relaxed);
   }
 
   // The deadline of a bucket runs from when it is its turn: with its predecessors' sums here.
   void wait_for_oldest() {
     Bucket& oldest = *under_way_.front();
+    show_position();
     if (!oldest.deadline) oldest.deadline = Clock::now() + options_.deadline;
-    const Result<bool> done = reducer_.wait(oldest.number, *oldest.deadline);
-    if (done && !*done) return;  // something new may be encoded
+    const Result<bool> done = oldest.wait(reducer_, *oldest.deadline);
+    if (done && !*done) {  // something new may be encoded; in a caller's thread it was a signal
+      const std::lock_guard lock(mutex_);
+      handed_over_ = inline_ && !stopped_;
+      return;
+    }
     under_way_.pop_front();
     const bool tail = !tails_.empty() && tails_.front().get() == &oldest;
     Owned bucket = tail ? take_tail() : take_front();
     if (!done && done.error().code == Errc::kChanged) return begin_again(std::move(bucket));
     Status status = done ? Status() : done.error();
-    if (status && bucket->status) status = bucket->codec->set_missing(reducer_.missing());
+    if (status && bucket->status) status = bucket->set_missing(reducer_.missing());
     if (!status) bucket->status = blame(*bucket, status.error());
+    if (const std::optional<Error> why = stop_reason(); why && !done) bucket->status = *why;
     if (!bucket->status) {
-      fail(*bucket);
+      if (bucket->is_under_way()) reducer_.abandon();
+      fail(bucket->status.error());
       return end(std::move(bucket));
     }
     if (tail) return end(std::move(bucket));
@@ -281,44 +358,55 @@ class ThreadedPipeline final : public Pipeline {
 
   // Later rounds come before buckets that have not begun.
   void to_encode(Owned bucket) {
-    Bucket* next = bucket.get();
-    put_back(std::move(bucket));
-    to_encode_.push_front(next);
+    const std::lock_guard lock(mutex_);
+    to_encode_.push_front(bucket.get());
+    in_order_.push_front(std::move(bucket));
+    work_.notify_all();
   }
 
   // Workers that come or go during a step make all of them begin it again; each of them can go only
   // once in a step. What this worker had to say the others have not heard yet.
   void begin_again(Owned bucket) {
-    bucket->announced = false;
-    if (!bucket->status) return put_back(std::move(bucket));
-    cancel(*bucket);
+    const bool failed = !bucket->status;
+    bucket->cancel();
+    ++bucket->job().repeats;
+    if (failed) return put_back(std::move(bucket));
     bucket->encoded = false;
     to_encode(std::move(bucket));
   }
 
   // The first failure ends the pipeline. Rounds of later buckets that are under way stay without an
   // answer: others may have heard of the failure before they started them. They are younger than
-  // the one that failed, so none of them is with the encoder. REQUIRES: bucket is in no queue.
-  void fail(const Bucket& bucket) {
-    failure_ = bucket.status.error();
+  // the one that failed, so none of them is with the encoder. REQUIRES: what failed is in no queue.
+  void fail(const Error& error) {
+    failure_ = error;
+    const std::set<const Bucket*> waited(under_way_.begin(), under_way_.end());
     if (!under_way_.empty()) reducer_.abandon();
     under_way_.clear();
     while (!tails_.empty()) {
       Owned tail = take_tail();
-      if (tail->status) tail->status = behind(*failure_);
+      if (tail->status) tail->status = behind(error);
       end(std::move(tail));
     }
     // One that waited for sums will not get them.
     const std::lock_guard lock(mutex_);
-    if (!in_order_.empty() && in_order_.front()->announced) in_order_.front()->encoded = true;
+    if (!in_order_.empty() && waited.contains(in_order_.front().get()))
+      in_order_.front()->encoded = true;
   }
 
   void end(Owned bucket) {
     if (!bucket->status) {
-      cancel(*bucket);
+      bucket->cancel();
       if (!failure_) failure_ = bucket->status.error();
     }
-    to_decode_.push(std::move(bucket));
+    const std::lock_guard lock(mutex_);
+    to_decode_.push_back(std::move(bucket));
+    work_.notify_all();
+  }
+
+  std::optional<Error> stop_reason() {
+    const std::lock_guard lock(mutex_);
+    return stopped_;
   }
 
   std::optional<Error> decode_failure() {
@@ -326,41 +414,79 @@ class ThreadedPipeline final : public Pipeline {
     return decode_failure_;
   }
 
-  void run_decoder() {
-    while (std::optional<Owned> bucket = to_decode_.pop()) {
-      Bucket& one = **bucket;
-      if (one.status && one.has_round) next_round(one);  // takes in the last round's sums
-      ADDEND_ASSERT(!one.status || !one.has_round);
-      if (one.status) one.status = one.codec->finish(one.gradient);
-      const std::lock_guard lock(mutex_);
-      if (!one.status && !decode_failure_) decode_failure_ = one.status.error();
-      codecs_in_flight_.erase(one.codec);
-      results_.emplace(one.ticket, std::move(one.status));
-      changed_.notify_all();
+  // ---- the decoder
+
+  bool decode_one(Lock& lock) {
+    if (to_decode_.empty()) return false;
+    Owned bucket = std::move(to_decode_.front());
+    to_decode_.pop_front();
+    Job& job = bucket->job();
+    lock.unlock();
+    if (bucket->status && job.status) {
+      bucket->decode(spare_);
+    } else {
+      if (bucket->status) bucket->status = job.status;
+      bucket->cancel();
     }
+    if (!bucket->status && job.status) job.status = bucket->status;
+    job.spans.insert(job.spans.end(), bucket->spans().begin(), bucket->spans().end());
+    lock.lock();
+    for (const Part& part : bucket->parts())
+      busy_.erase(part.codec);
+    if (!bucket->status && !decode_failure_) decode_failure_ = bucket->status.error();
+    if (bucket->is_last_of_job()) end_job(job.ticket, lock);
+    work_.notify_all();
+    return true;
+  }
+
+  void end_job(Ticket ticket, Lock& lock) {
+    const std::unique_ptr<Job> job = std::move(jobs_.extract(ticket).mapped());
+    const bool ours = inline_outcome_ != nullptr && inline_outcome_->ticket == ticket;
+    lock.unlock();
+    job->status ? job->forget_saved(spare_) : job->restore(spare_);
+    Outcome outcome{ticket, std::move(job->status), std::move(job->spans), job->repeats};
+    if (!ours && job->what.done) job->what.done(outcome);
+    lock.lock();
+    if (ours) {
+      *std::exchange(inline_outcome_, nullptr) = std::move(outcome);
+    } else if (!job->what.done) {
+      results_.emplace(ticket, std::move(outcome.status));
+    }
+    --in_flight_;
+    ended_.notify_all();
   }
 
   Reducer& reducer_;
   const PipelineOptions options_;
 
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable work_;   // for roles
+  std::condition_variable ended_;  // for callers
   Ticket next_ticket_ = 0;
-  std::set<Codec*> codecs_in_flight_;
+  std::size_t in_flight_ = 0;  // jobs
+  std::map<Ticket, std::unique_ptr<Job>> jobs_;
   std::set<Ticket> waiting_;
   std::map<Ticket, Status> results_;
+  std::map<const Codec*, const Bucket*> busy_;
   std::deque<Owned> in_order_;  // submitted, last round not started; the first may start rounds
-  std::optional<Error> decode_failure_;
+  std::deque<Bucket*> to_encode_;
+  std::deque<Owned> to_decode_;
+  std::optional<Error> decode_failure_, stopped_;
   bool closed_ = false;
+  bool network_busy_ = false;          // its thread may be about to leave what it did last
+  bool inline_ = false;                // a caller's thread has all roles
+  bool handed_over_ = false;           // and shall leave them to the others
+  Outcome* inline_outcome_ = nullptr;  // where it wants to know how its own bucket ended
 
-  // Of the network thread alone.
+  // Of the network role.
   std::deque<Bucket*> under_way_;  // with a round at the reducer, the oldest first
   std::deque<Owned> tails_;        // of them, those whose last round it is
   std::optional<Error> failure_;
 
-  Queue<Bucket*> to_encode_;
-  Queue<Owned> to_decode_;
-  std::thread encoder_, network_, decoder_;
+  std::vector<Buffer> spare_;  // of the decoder
+  std::atomic<Ticket> position_ticket_{0};
+  std::atomic<uint32_t> position_rounds_{0};
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace

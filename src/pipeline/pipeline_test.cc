@@ -183,6 +183,7 @@ class TwoRounds final : public Codec {
   }
   Status finish(void*) override { return {}; }
   void cancel() override {}
+  Status skip_step() override { return {}; }
   Status set_missing(uint64_t) override { return {}; }
   Result<std::vector<uint8_t>> save_state() const override { return std::vector<uint8_t>(); }
   Status load_state(std::span<const uint8_t>) override { return {}; }

@@ -3,6 +3,7 @@
 // be. docs/decisions/0022-one-set-a-step.md has the argument why the sums are still right.
 #include <array>
 #include <cstring>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -79,6 +80,14 @@ class FallbackReducer final : public Reducer {
   uint32_t quorum() const override { return active().quorum(); }
   uint64_t missing() const override { return active().missing(); }
   double float_error() const override { return active().float_error(); }
+  void set_link(const Link& link) override { fallback_->set_link(link); }
+  void interrupt() override {
+    const std::lock_guard lock(switching_);
+    interrupted_ = true;
+    if (primary_) primary_->interrupt();
+    fallback_->interrupt();
+    fallback_->wake();
+  }
 
   Status reduce(Round& round, Deadline deadline) override {
     // Nothing is waited for in an empty round, so it tells nothing about where the others are.
@@ -111,7 +120,11 @@ class FallbackReducer final : public Reducer {
   }
 
   Status switch_over(const Error& why, Round& round, Deadline deadline) {
-    primary_.reset();
+    {
+      const std::lock_guard lock(switching_);
+      if (interrupted_) return why;
+      primary_.reset();
+    }
     if (on_switch_) on_switch_(why);
     constexpr uint32_t kPartial = 4;
     uint64_t places = uint64_t{1} << completed_ % 4 | uint64_t{partial_} << kPartial;
@@ -146,6 +159,8 @@ class FallbackReducer final : public Reducer {
     return fallback_->reduce(bits, deadline);
   }
 
+  std::mutex switching_;  // interrupt comes from other threads
+  bool interrupted_ = false;
   std::unique_ptr<Reducer> primary_;  // null once it is gone
   std::unique_ptr<Reducer> fallback_;
   std::function<void(const Error&)> on_switch_;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdio>
 #include <utility>
+#include <vector>
 
 #include "addend/reduce.h"
 
@@ -50,6 +52,39 @@ Status Reducer::agree(std::span<const Claim> claims, Deadline deadline) {
                                            hex(claims[i].value));
   }
   return {};
+}
+
+Result<Link> measure_link(Reducer& reducer, Deadline deadline) {
+  if (reducer.world() == 1) return Link();
+  constexpr uint64_t kSmall = 1, kLarge = 1 << 20;
+  std::vector<float> lanes(kLarge, 0.0f);
+  Status status;
+  const auto microseconds = [&](uint64_t count) {
+    Round round;
+    round.add({Op::kSumF32, count, lanes.data(), nullptr, nullptr});
+    const auto begin = std::chrono::steady_clock::now();
+    reducer.begin_step();
+    if (status) status = reducer.reduce(round, deadline);
+    return std::chrono::duration<float, std::micro>(std::chrono::steady_clock::now() - begin)
+        .count();
+  };
+  std::array<float, 7> small{};
+  for (float& one : small)
+    one = microseconds(kSmall);
+  std::sort(small.begin(), small.end());
+  const float large = std::min(microseconds(kLarge), microseconds(kLarge));
+  ADDEND_TRY(status);
+  // Floats above zero have the order of their bits, so the slowest worker's figures are a maximum.
+  std::array<uint32_t, 2> slowest = {std::bit_cast<uint32_t>(small[2]),
+                                     std::bit_cast<uint32_t>(large)};
+  Round round;
+  round.add({Op::kMaxU32, slowest.size(), slowest.data(), nullptr, nullptr});
+  reducer.begin_step();
+  ADDEND_TRY(reducer.reduce(round, deadline));
+  const double latency = std::bit_cast<float>(slowest[0]), bulk = std::bit_cast<float>(slowest[1]);
+  // An all-reduce moves every byte twice, and takes a step or two however small it is.
+  const double bits = 2.0 * 8 * sizeof(float) * kLarge;
+  return Link{latency, bits / std::max(bulk - latency, bulk / 4) * 1e-3};
 }
 
 Result<uint64_t> Reducer::start(Round& round) {

@@ -50,5 +50,7 @@ def torchs_sum(tensor: Any, op: str = "sum", group: Any = None) -> Any:
 
 
 def force(link: Link, group: Any = None) -> None:
-    """Makes a group's context believe in a network, alike on all ranks."""
-    _collectives._context(group, 30.0).worker.engine.link = link
+    """Makes codecs that a group's calls need from now on believe in a network."""
+    context = _collectives._context(group, 30.0)
+    context.engine.link = link
+    context.known.clear()

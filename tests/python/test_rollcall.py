@@ -18,8 +18,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from addend.torch import _rollcall
 from addend.torch._rollcall import Answer, Place, RollCall, describe
+
+from addend.torch import _rollcall
 
 PATIENCE_S = 5.0  # long, so that a slow machine is not taken for a dead rank
 

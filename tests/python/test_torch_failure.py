@@ -23,18 +23,18 @@ from typing import Any, Callable
 import pytest
 import torch
 import torch.distributed as dist
+from addend.mesh import Mesh, Trip
+from addend.torch._rollcall import Place
+from addend.torch._worker import Job
+from addend.torch._works import Wait
 from ranks import Ranks, notes, run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import addend
 import addend.torch
-from addend.mesh import Mesh, Trip
 from addend.torch import Link, _collectives, _engine, _group
 from addend.torch._hook import start
-from addend.torch._rollcall import Place
-from addend.torch._worker import Job
-from addend.torch._works import Wait
 
 DEADLINE_S = 3.0
 # Asking ranks that do not answer takes two seconds, the rest is for a busy machine. The group's own

@@ -13,6 +13,9 @@ from typing import Any, NamedTuple, NoReturn
 import pytest
 import torch
 import torch.distributed as dist
+from addend.torch._coder import Coder
+from addend.torch._rollcall import RollCall
+from addend.torch._worker import Worker
 from ranks import run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -20,9 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 import addend
 import addend.torch
 from addend.torch import _collectives, _engine, _group
-from addend.torch._coder import Coder
-from addend.torch._rollcall import RollCall
-from addend.torch._worker import Worker
 
 PATIENCE_S = 60.0  # for what should take no time, on a busy machine
 

@@ -88,7 +88,7 @@ def mode_of(call: Any) -> str:
 
 
 def dense_then_sparse(rank: int, world: int) -> dict[str, str]:
-    _collectives._context(None, 30.0).worker.engine.link = Link(latency_us=50.0, gbit_per_s=1.0)
+    _collectives._context(None, 30.0).engine.link = Link(latency_us=50.0, gbit_per_s=1.0)
     full = integers(rank, (4000, 64), dense=True) + 1
     few = torch.zeros(4000, 64)
     few[rank * 7 : rank * 7 + 5] = 1.0

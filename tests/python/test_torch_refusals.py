@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any, Callable
 
 import pytest
@@ -12,12 +13,13 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 from ranks import run_ranks  # noqa: E402
-from tensors import integers, torchs_sum  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.tensor import Shard, distribute_tensor  # noqa: E402
 
 import addend  # noqa: E402
 from addend.torch import _collectives, all_reduce  # noqa: E402
+from addend.torch._bucket import Plan  # noqa: E402
+from addend.torch._peers import Place  # noqa: E402
 
 
 def bad_arguments(rank: int, world: int) -> None:
@@ -164,9 +166,12 @@ def calls_out_of_order(rank: int, world: int) -> list[tuple[str, str, bool]]:
     tensors = [torch.full((n,), 1.0) for n in (10, 20, 30)]
     order = (1, 0, 2) if rank == 2 else (0, 1, 2)
     all_reduce(torch.ones(3))
-    worker = _collectives._context(None, 30.0).worker
-    with worker._changed:  # none begins before all are in flight: a call after a failure raises
-        pendings = [all_reduce(tensors[i], async_op=True) for i in order]
+    engine = _collectives._context(None, 30.0).engine
+    gate = threading.Event()  # none begins before all are in flight: a call after a failure raises
+    plan = Plan("the same on all ranks")
+    engine.agree(Place(9), plan, lambda _: None, lambda _: None, prepare=gate.wait)
+    pendings = [all_reduce(tensors[i], async_op=True) for i in order]
+    gate.set()
     out = []
     for pending in pendings:
         with pytest.raises(addend.Error) as raised:
@@ -181,59 +186,3 @@ def test_calls_in_another_order_fail_all_that_are_in_flight() -> None:
             assert kind == "Mismatch", (rank, message)
             assert "rank 2 has" in message, (rank, message)
             assert unchanged
-
-
-def a_late_piece_fails(rank: int, world: int, method: str, number: int) -> tuple[int, str, str]:
-    """Rank 1 cannot go on with the last of many pieces: its `number`-th call of the codec fails."""
-    _collectives._PIECE_ELEMENTS = 1000
-    tensor = integers(rank, (16, 1000))
-    expected = torchs_sum(tensor)
-    all_reduce(tensor.clone(), codec="exact:mode=packed")
-    (known,) = _collectives._context(None, 30.0).known.values()
-    coder = known.coder
-    assert coder is not None
-    codec = coder.runs[-1].codec
-    original = getattr(codec, method)
-    calls: list[int] = []
-
-    def failing(*given: Any) -> Any:
-        calls.append(1)
-        if len(calls) == number:
-            raise addend.OutOfMemory("no memory for the last piece")
-        return original(*given)
-
-    restored: list[Any] = []
-    restore = coder.restore
-
-    def counted_restore(*given: Any) -> None:
-        restored.append(given)
-        restore(*given)
-
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(coder, "restore", counted_restore)
-        if rank == 1:
-            monkeypatch.setattr(codec, method, failing)
-        before = tensor.clone()
-        try:
-            all_reduce(tensor, codec="exact:mode=packed")
-        except addend.Error as error:
-            assert torch.equal(tensor, before)
-            return len(restored), type(error).__name__, str(error)
-    assert torch.equal(tensor, expected)
-    return 0, "none", ""
-
-
-def test_a_piece_that_cannot_be_encoded_fails_all_of_them() -> None:
-    told = run_ranks(2, a_late_piece_fails, "next_round", 2)
-    assert [kind for _, kind, _ in told] == ["Unavailable", "OutOfMemory"]
-    for _, _, message in told:
-        assert "rank 1" in message
-        assert "no memory for the last piece" in message
-
-
-def test_a_piece_that_cannot_be_decoded_takes_the_others_back() -> None:
-    first, (restored, kind, message) = run_ranks(2, a_late_piece_fails, "finish", 1)
-    assert first[1] == "none"  # it had all it needs
-    assert kind == "OutOfMemory"
-    assert restored > 1
-    assert "rank 1 of 2, step 2, bucket 0, round 1: no memory for the last piece" in message

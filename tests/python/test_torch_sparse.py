@@ -22,7 +22,6 @@ from tensors import (  # noqa: E402
     torchs_sum,
 )
 
-from addend.mesh import Mesh  # noqa: E402
 from addend.torch import all_reduce, metrics  # noqa: E402
 
 
@@ -189,34 +188,6 @@ def wandering_sizes(rank: int, world: int) -> None:
 
 def test_sparse_tensors_whose_sizes_wander() -> None:
     run_ranks(3, wandering_sizes)
-
-
-def steps_of_known_sizes(rank: int, world: int, mesh: bool) -> list[int]:
-    """Network steps of one sum after the other of a sparse tensor."""
-    force(DEAR_STEPS)
-    steps: list[int] = []
-    owner, name = (Mesh, "start") if mesh else (dist, "all_to_all_single")
-    exchange = getattr(owner, name)
-
-    def counting(*arguments: Any, **named: Any) -> Any:
-        steps[-1] += 1
-        return exchange(*arguments, **named)
-
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(owner, name, counting)
-        for _ in range(3):
-            steps.append(0)
-            all_reduce(sparse_tensor(rank, "coalesced"))
-    return steps
-
-
-def test_a_small_sparse_tensor_takes_one_step_once_its_size_is_known() -> None:
-    env = {"ADDEND_MESH": "off"}
-    assert run_ranks(3, steps_of_known_sizes, False, env=env) == [[2, 1, 1]] * 3
-
-
-def test_over_a_mesh_it_takes_one_step_at_once() -> None:
-    assert run_ranks(3, steps_of_known_sizes, True) == [[1, 1, 1]] * 3
 
 
 def the_same_sum_again(rank: int, world: int) -> list[float]:

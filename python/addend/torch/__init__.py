@@ -7,10 +7,10 @@ handle = addend.torch.attach(ddp_model, codec="quant:bits=4")   # or any other c
 addend.torch.all_reduce(tensor)                                 # dense or sparse COO
 """
 
+from addend.reducer import Link
 from addend.torch._attach import attach
 from addend.torch._collectives import Pending, all_reduce, metrics
-from addend.torch._engine import Link
+from addend.torch._engine import close_all
 from addend.torch._hook import Handle
-from addend.torch._worker import close_all
 
 __all__ = ["Handle", "Link", "Pending", "all_reduce", "attach", "close_all", "metrics"]

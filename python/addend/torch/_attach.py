@@ -11,10 +11,11 @@ import torch.distributed as dist
 
 import addend
 from addend import Aggregator, InvalidArgument, Unsupported
+from addend.reducer import Link
 from addend.torch import _group, _log
 from addend.torch._checks import check_model, check_options, check_seconds, pinned
-from addend.torch._engine import Engine, Link
-from addend.torch._hook import Handle, start
+from addend.torch._engine import Engine, start
+from addend.torch._hook import Handle
 from addend.torch._specs import (
     Specs,
     keeps_residual,
@@ -74,17 +75,17 @@ def attach(
     for name in sparse:
         if keeps_residual(specs.of(name)):
             raise InvalidArgument(f"{name}: feedback needs dense gradients, this one is sparse")
-    worker = start(group, deadline, next(model.module.parameters()).device, link, aggregator)
+    engine = start(group, deadline, next(model.module.parameters()).device, link, aggregator)
     try:
-        if worker.engine.repeats and sparse:
+        if engine.repeats and sparse:
             raise Unsupported(f"{sparse[0]}: sparse gradients have no sums without late ranks")
-        handle = Handle(model, specs, worker, seed=seed, in_place=in_place, scaler=scaler)
+        handle = Handle(model, specs, engine, seed=seed, in_place=in_place, scaler=scaler)
     except Exception:
-        worker.close()
+        engine.close()
         raise
-    worker.close_with(model, "the model went")
-    _log_start(model, specs, worker.engine)
-    if worker.engine.rank == 0:
+    engine.close_with(model, "the model went")
+    _log_start(model, specs, engine)
+    if engine.rank == 0:
         _warn(specs, list(names.values()))
     return handle
 
@@ -136,7 +137,7 @@ def _log_start(model: Any, specs: Specs, engine: Engine) -> None:
         dist.get_backend(model.process_group),
         engine.link.latency_us,
         engine.link.gbit_per_s,
-        "no mesh" if engine.mesh is None else "mesh",
+        engine.way,
         "tensors staged through pinned memory"
         if any(p.device.type != "cpu" for p in parameters)
         else "tensors on the CPU",

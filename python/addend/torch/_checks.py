@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from addend import Aggregator, InvalidArgument, Unavailable, Unsupported
-from addend.torch._coder import DTYPES
-from addend.torch._engine import Link
+from addend.reducer import Link
+from addend.torch._bucket import DTYPES
 from addend.torch._hook import Hook
 from addend.torch._specs import keeps_residual, kind_of, options_of, tuned
 
@@ -158,7 +158,7 @@ def check_options(
 def _check_link(link: object) -> None:
     if not isinstance(link, Link):
         raise InvalidArgument(f"link {link!r} is not an addend.torch.Link")
-    figures = (link.latency_us, link.gbit_per_s, link.backend_us or 0.0)
+    figures = (link.latency_us, link.gbit_per_s)
     if not all(isinstance(one, (int, float)) and 0 <= one < math.inf for one in figures):
         raise InvalidArgument(f"{link}: figures are not negative, and finite (link)")
     if link.gbit_per_s == 0:

@@ -11,17 +11,16 @@ import torch
 import torch.distributed as dist
 
 from addend import Codec, InvalidArgument
-from addend.torch import _group, _header, _log
+from addend.pipeline import Outcome
+from addend.reducer import Link
+from addend.torch import _group, _log
+from addend.torch._bucket import DTYPES, Codecs, Memory, Plan, Run, digest
 from addend.torch._checks import check_call, check_group, check_seconds, check_tensor, pinned
-from addend.torch._coder import DTYPES, CodecJob, Coder, Memory, PlainJob, Plan, Run
-from addend.torch._engine import Link
-from addend.torch._hook import start
-from addend.torch._meter import Meter
-from addend.torch._rollcall import Place
-from addend.torch._shortcut import Shortcut
-from addend.torch._sparse import SparseJob, SparseSums
+from addend.torch._engine import GROUP_GONE, Engine, start
+from addend.torch._meter import Meter, profiler_range
+from addend.torch._peers import Place
+from addend.torch._sparse import SparseSums
 from addend.torch._specs import check, kind_of, tuned, with_option
-from addend.torch._worker import GROUP_GONE, Job, Worker
 
 # Larger tensors go in pieces, so that one is encoded and another decoded while a third travels.
 # Quantising takes longer than looking for zeros, and is worth hiding in smaller pieces.
@@ -59,16 +58,19 @@ class Pending:
 
     # ---- called by the job
 
-    def done(self, memory: Any, result: torch.Tensor | None = None) -> None:
+    def done(self, memory: Memory, result: torch.Tensor | None = None) -> None:
         """`result`: the sum, unless the tensor's own memory has it."""
-        if isinstance(memory, Memory) and memory.on_device:
+        if memory.on_device:
             self._streams.append(memory.stream)
-        if result is not None and result.is_sparse:
-            self._tensor.data = result  # its copy_ would copy what nobody else has
-        elif result is not None:
+        if result is not None:
             mode = torch.inference_mode if self._tensor.is_inference() else torch.no_grad
             with memory.order(), mode():
                 self._tensor.copy_(result)
+        self._end()
+
+    def replace(self, result: torch.Tensor) -> None:
+        """A sparse tensor becomes its sum: its copy_ would copy what nobody else has."""
+        self._tensor.data = result
         self._end()
 
     def failed(self, error: Exception) -> None:
@@ -92,8 +94,7 @@ class _Dense(NamedTuple):
 
     call: _Call
     plan: Plan
-    coder: Coder | None  # None: no codec takes the elements
-    shortcut: Shortcut | None = None
+    codecs: Codecs | None  # None: none takes the elements
 
 
 class _Sparse(NamedTuple):
@@ -128,17 +129,17 @@ class _Named(NamedTuple):
 
 
 class _Context:
-    """What calls on one group share: the worker, and codecs that learn from call to call.
+    """What calls on one group share: the engine, and codecs that learn from call to call.
 
     State belongs to names, which live as long as the context. Calls without one share what holds
     for any tensor of their kind, and as much of it as is used often.
     """
 
     def __init__(self, group: Any, deadline: float, device: torch.device, fixed: bool) -> None:
-        self.worker: Worker = start(group, deadline, device, Link() if fixed else None)
+        self.engine: Engine = start(group, deadline, device, Link() if fixed else None)
         self.fixed = fixed
-        self.worker.close_with(group, GROUP_GONE)
-        self.meter = Meter(self.worker.engine.rank)
+        self.engine.close_with(group, GROUP_GONE)
+        self.meter = Meter(self.engine.rank)
         self.calls = 0
         self.known: dict[_Kind, _Dense | _Sparse] = {}
         self.named: dict[str, _Named] = {}
@@ -167,7 +168,7 @@ class _Context:
         jobs that still need it keep it alive."""
         found: _Dense | _Sparse
         if tensor.layout == torch.sparse_coo:
-            found = _Sparse(call, SparseSums(self.worker.engine, call.spec, name or "tensor"))
+            found = _Sparse(call, SparseSums(self.engine, call.spec, name or "tensor"))
         else:
             found = self._make_dense(name, tensor, call)
         if name is not None:
@@ -184,15 +185,14 @@ class _Context:
             f" codec {call.spec}, times {call.scale:g}"
         )
         if tensor.dtype in DTYPES:
-            plan, coder = Plan(text), self._make_coder(name, tensor, call)
-            return _Dense(call, plan, coder, self._make_shortcut(tensor, plan, coder))
+            return _Dense(call, Plan(text), self._make_codecs(name, tensor, call))
         _log.PLAN.info("%s has no codec, travels as it is", tensor.dtype)
         return _Dense(call, Plan(text), None)
 
-    def _make_coder(self, name: str | None, flat: torch.Tensor, call: _Call) -> Coder:
-        engine = self.worker.engine
+    def _make_codecs(self, name: str | None, flat: torch.Tensor, call: _Call) -> Codecs:
+        engine = self.engine
         quantises = kind_of(call.spec) == "quant"
-        own = 0 if name is None else _header.digest(name)  # names draw numbers of their own
+        own = 0 if name is None else digest(name)  # names draw numbers of their own
         runs: list[Run] = []
         begin = 0
         for count in piece_sizes(
@@ -211,14 +211,7 @@ class _Context:
             )
             runs.append(Run(begin, codec, count))
             begin += count
-        return Coder(runs, flat.element_size())
-
-    def _make_shortcut(self, tensor: torch.Tensor, plan: Plan, coder: Coder) -> Shortcut | None:
-        engine = self.worker.engine
-        trip = coder.trip(engine.mesh)
-        if trip is None or tensor.device.type != "cpu" or engine.exchange_bytes == 0:
-            return None
-        return Shortcut(self.worker, self.meter, plan, coder, trip)
+        return Codecs(runs, flat.element_size())
 
 
 def piece_sizes(count: int, largest: int) -> list[int]:
@@ -239,7 +232,7 @@ def _known_context(group: Any) -> _Context | None:
         found = _contexts.get(dist.group.WORLD if group is None else group)
     except TypeError:  # there is no group, or this rank is not in it
         return None
-    return found if found is not None and not found.worker.closed else None
+    return found if found is not None and not found.engine.closed else None
 
 
 def _context(
@@ -319,18 +312,33 @@ def all_reduce(
         context = _context(group, deadline, tensor.device, fixed)
         known = context.recall(name, kind) or context.learn(name, kind, tensor, call)
     context.calls += 1
+    with profiler_range("addend::all_reduce"):
+        return _sum(context, tensor, known, async_op)
+
+
+def _sum(context: _Context, tensor: torch.Tensor, known: _Dense | _Sparse, async_op: bool) -> Any:
+    place, pending = Place(context.calls), Pending(tensor)
     if isinstance(known, _Sparse):
-        pending, job = _sparse_job(context, tensor, known)
+        known.sums.run(
+            place,
+            tensor.detach(),
+            known.call.scale,
+            context.meter,
+            pending.replace,
+            pending.failed,
+            here=not async_op,
+        )
+    elif known.codecs is None:
+        _sum_plain(context, tensor, known, place, pending, here=not async_op)
     else:
-        shortcut = known.shortcut if plain and not async_op else None
-        if shortcut is not None and shortcut.call(tensor, context.calls):
-            return tensor
-        pending, job = _dense_job(context, tensor, known)
+        _sum_dense(context, tensor, known, place, pending, here=not async_op)
     if async_op:
-        context.worker.submit(job)
-    else:
-        context.worker.call(job)
-    return pending if async_op else pending.wait()
+        return pending
+    try:
+        return pending.wait()
+    except KeyboardInterrupt as interrupt:  # the others would wait for this rank
+        context.engine.fail(interrupt, place)
+        raise
 
 
 def _make_call(codec: str, name: str | None, op: str, world: int) -> _Call:
@@ -343,47 +351,70 @@ def _make_call(codec: str, name: str | None, op: str, world: int) -> _Call:
     return _Call(spec, 1.0 / world if op == "mean" else 1.0)
 
 
-def _sparse_job(context: _Context, tensor: torch.Tensor, known: _Sparse) -> tuple[Pending, Job]:
-    pending = Pending(tensor)
-    job = SparseJob(
-        context.worker.greeter,
-        context.meter,
-        Place(context.calls),
-        tensor.detach(),
-        sums=known.sums,
-        scale=known.call.scale,
-        done=lambda memory: pending.done(memory, memory.result),
-        failed=pending.failed,
+def _stand_in(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A contiguous copy of a tensor that cannot be summed where it is. Torch lets a tensor of
+    inference mode be written to in that mode alone."""
+    if tensor.is_inference() or not tensor.is_contiguous():
+        return tensor.detach().clone(memory_format=torch.contiguous_format)
+    return None
+
+
+def _sum_dense(
+    context: _Context,
+    tensor: torch.Tensor,
+    known: _Dense,
+    place: Place,
+    pending: Pending,
+    here: bool,
+) -> None:
+    codecs = known.codecs
+    assert codecs is not None
+    stand_in = _stand_in(tensor)
+    memory = Memory(tensor.detach() if stand_in is None else stand_in)
+
+    def done(outcome: Outcome) -> None:
+        if memory.on_device:
+            memory.store(known.call.scale)
+        context.meter.job_done(outcome.record, codecs.records(), place, outcome.repeats)
+        pending.done(memory, stand_in)
+
+    context.engine.run(
+        place,
+        known.plan,
+        codecs.parts(memory.address),
+        done,
+        pending.failed,
+        here=here and not memory.on_device,
+        pieces=len(codecs.runs) > 1,
+        in_place=stand_in is not None and not context.engine.repeats,
+        prepare=memory.fetch if memory.on_device else None,
     )
-    return pending, job
 
 
-def _dense_job(context: _Context, tensor: torch.Tensor, known: _Dense) -> tuple[Pending, Job]:
-    pending = Pending(tensor)
-    call, plan, coder, _ = known
-    by_piece = coder is not None and len(coder.runs) > 1
-    # Torch lets a tensor of inference mode be written to in that mode alone.
-    stands_in = tensor.is_inference() or not tensor.is_contiguous()
-    flat = tensor.detach()
-    if stands_in:
-        flat = flat.clone(memory_format=torch.contiguous_format)
-    if by_piece:
-        flat = flat.view(-1)
+def _sum_plain(
+    context: _Context,
+    tensor: torch.Tensor,
+    known: _Dense,
+    place: Place,
+    pending: Pending,
+    here: bool,
+) -> None:
+    """The backend adds elements that no codec takes, once all ranks have brought the same."""
+    memory = Memory(tensor)
+    with memory.order():
+        sums = tensor.detach().clone(memory_format=torch.contiguous_format)
 
-    def done(memory: Memory) -> None:
-        pending.done(memory, flat.view(tensor.shape) if stands_in else None)
+    def done(outcome: Outcome) -> None:
+        with memory.order():
+            if known.call.scale != 1.0:
+                sums.mul_(known.call.scale)
+            context.engine.sum_plain(sums, place)
+        nbytes = sums.numel() * sums.element_size()
+        context.meter.raw_bytes(nbytes, nbytes)
+        context.meter.job_done(outcome.record, [], place, outcome.repeats)
+        pending.done(memory, sums)
 
-    place = Place(context.calls)
-    base = context.worker.greeter, context.meter, place, flat, plan, done, pending.failed
-    if coder is None:
-        return pending, PlainJob(*base, scale=call.scale, in_place=stands_in)
-    return pending, CodecJob(
-        *base,
-        coder=coder,
-        in_place=stands_in,
-        device_scale=call.scale,
-        by_piece=by_piece,
-    )
+    context.engine.agree(place, known.plan, done, pending.failed, here=here)
 
 
 def metrics(group: Any | None = None) -> dict[str, float]:

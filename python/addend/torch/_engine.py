@@ -1,519 +1,555 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adds planes over a process group.
+"""One rank's end of a group: what sums its gradients, and what is said when that fails.
 
-A round is done in one of three ways, chosen from sizes and the measured link, so alike everywhere:
+Gradients are submitted to the native pipeline, whose reducer is direct connections between all
+ranks where they can be made, the process group where not, or an aggregation server with one of
+these to fall back on. Plain sums may be left to the backend, on a group of our own.
 
-* exchange: everyone sends its planes to everyone, everyone folds all of them in rank order. One
-  network step; the way of small rounds.
-* all-reduce: the backend's own, for operations it has.
-* scatter: everyone receives its segment from everyone (all-to-all), folds it, and sends the result
-  to everyone. The way of operations that the backend lacks (OR on NCCL, table sums everywhere).
+A failure ends everything under way, on all ranks, with one error that says where, who and why:
 
-Exchanges go over the mesh, direct connections between ranks, where the ranks could make them: a
-backend hands every message from thread to thread, which costs more than the message itself.
-Scatters of host memory then go through the hauler, which folds and answers without asking anybody.
-
-What runs here is written as generators that yield `Wait`s, so that one thread can keep several
-buckets in flight and still issue all collectives in one order.
+   pipeline, backend -- error --> fail: ask the others, tell the others, stop --> every job fails
+   another rank gives up -------> fail: it told us already
+   close -----------------------> stop
 """
 
 from __future__ import annotations
 
-import ctypes
-import functools
+import _thread
+import atexit
+import collections
+import contextlib
 import os
-import socket
+import re
+import struct
+import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Callable, ClassVar
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from addend import Aggregator, Changed, Op, Plane, ServiceReducer, fold, fold_table
-from addend.mesh import Bytes, Hauler, Mesh, aligned
+from addend import Aggregator, Codec, Error, Mismatch, Timeout, Unavailable
+from addend.pipeline import Claim, Outcome, Part, Pipeline
+from addend.reducer import Link, Reducer, alone, call_back, connect, fall_back
 from addend.torch import _group, _jobs, _log
+from addend.torch._bucket import Plan, digest
 from addend.torch._group import Group
-from addend.torch._rollcall import RollCall
-from addend.torch._works import HaulWork, MeshWork, Staged, Steps, Wait, run
+from addend.torch._group_sums import GroupSums, is_timeout
+from addend.torch._peers import Peers, Place, describe, listen
 
-# Above this, an exchange's copies for every peer cost more than the steps they save.
-_EXCHANGE_MOST_BYTES = 8 << 20
-# What a device's own network moves faster than ours.
-_DEVICE_MOST_BYTES = 64 << 10
+GROUP_GONE = "the process group was destroyed"
 # Every rank sends its small messages to every other: with more of them, trees and rings are better.
 _MESH_MOST_RANKS = 64
+_MESH_S = 20.0  # for all ranks to connect
+_SLICE_S = 0.5  # how long a wait goes without looking at signals
+_CLOSE_S = 5.0  # for what is under way to end
+_TOLD_S = 2.0  # for a rank that cannot go on to say why
+_ADDRESS_BYTES = 64
+_CANNOT = "whether all can go on"
 
 
-@dataclass(frozen=True)
-class Link:
-    """What the group's network does, agreed by all ranks."""
+class Way(NamedTuple):
+    """How planes go."""
 
-    latency_us: float = 50.0  # of one network step, however small
-    gbit_per_s: float = 10.0  # of an all-reduce that moves every byte twice
-    backend_us: float | None = None  # of the backend's all-reduce, however small; None: two steps
+    name: str  # mesh, group or server
+    group: Group | None = None  # that they have to themselves
 
 
-def tensor_at(address: int, nbytes: int) -> torch.Tensor:
-    """The bytes at an address as a tensor. The caller keeps the memory alive."""
-    memory = (ctypes.c_uint8 * nbytes).from_address(address)
-    return torch.frombuffer(memory, dtype=torch.uint8)
-
-
-class Pool:
-    """Byte tensors that are lent and come back, so that steps do not allocate."""
-
-    def __init__(self, pinned: bool) -> None:
-        self._free: dict[int, list[torch.Tensor]] = {}
-        self._pinned = pinned
-
-    def take(self, nbytes: int) -> torch.Tensor:
-        size = max(1 << max(nbytes - 1, 0).bit_length(), 4096)
-        free = self._free.get(size)
-        if free:
-            return free.pop()
-        return torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
-
-    def give(self, *tensors: torch.Tensor) -> None:
-        for tensor in tensors:
-            self._free.setdefault(tensor.numel(), []).append(tensor)
-
-
-@dataclass
 class Engine:
-    """One rank's end of a group that only its owner uses."""
+    """What jobs on one group share. `deadline_s`: how long one may wait for the other ranks."""
 
-    group: Group
-    device: torch.device
-    native: frozenset[Op]  # operations left to the backend
-    link: Link = field(default_factory=Link)
-    missing: int = 0  # ranks that are not in the sums of the job in front: bit r is rank r
-    sums_on_device: ClassVar[bool] = True  # plain sums of device tensors need not leave it
+    def __init__(
+        self,
+        group: Group,
+        device: torch.device,
+        reducer: Reducer,
+        peers: Peers,
+        link: Link,
+        deadline_s: float,
+        way: Way,
+    ) -> None:
+        """`group`: of our own for plain sums, its tensors on `device`."""
+        self._groups = [group] if way.group is None else [group, way.group]
+        self.group, self.device, self.peers, self.link = group, device, peers, link
+        self.world, self.rank, self.way = peers.world, peers.rank, way.name
+        self.quorum, self.deadline_s = reducer.quorum, deadline_s
+        self.failure: Error | None = None
+        self._reducer = reducer
+        self._pipeline: Pipeline | None = Pipeline(reducer, deadline_s)
+        self._nothing = Codec("dense", dtype="float32", count=1, world=self.world, worker=self.rank)
+        self._zero = torch.zeros(1)
+        self._pid = os.getpid()
+        self._submitting = threading.Lock()
+        self._failing = threading.RLock()
+        self._told = threading.Event()  # that another rank gave up
+        self._aborted: str | None = None
+        self._stop: str | None = None  # why it takes no more jobs, once it is closed
+        self._closed = threading.Event()
+        self._idle = threading.Condition()
+        # Under its lock:
+        self._places: collections.deque[Place] = collections.deque()  # of the pipeline's jobs
+        self._ended = 0  # of them
+        self._left: collections.deque[Place] = collections.deque()  # of sums left to the backend
+        self._last = Place()
+        peers.where = self._where
+        peers.on_abort(self._abort_from)
+        _open_engines.add(self)
 
-    mesh: Mesh | None = None
-    hauler: Hauler | None = None  # the mesh's
-
-    @property
-    def repeats(self) -> bool:
-        """Whether a job may have to begin again (Changed), so that gradients must be kept."""
-        return False
-
-    def abandon(self) -> None:
-        """Afterwards nothing here touches planes of rounds under way."""
-        if self.hauler is not None:
-            self.hauler.abandon()
-
-    def close(self) -> None:
-        """After the last round."""
-        if self.mesh is not None:
-            self.mesh.close()
-
-    def __post_init__(self) -> None:
-        self.world: int = dist.get_world_size(self.group)
-        self.rank: int = dist.get_rank(self.group)
-        self._pool = Pool(pinned=self.device.type == "cuda")
-        self._read: list[int] = []  # its own exchanges whose messages somebody may still read
-        self._lent: list[torch.Tensor] = []  # the same, of the group
-
-    # ---- collectives of bytes, wherever the backend wants them
-
-    def _all_to_all(self, out: torch.Tensor, data: torch.Tensor) -> list[Any]:
-        if self.device.type == "cpu":
-            return [dist.all_to_all_single(out, data, group=self.group, async_op=True)]
-        there = data.to(self.device, non_blocking=True)
-        back = torch.empty_like(there)
-        work = dist.all_to_all_single(back, there, group=self.group, async_op=True)
-        return [Staged(work, back, out)]
-
-    def _all_gather(self, out: torch.Tensor, own: torch.Tensor) -> list[Any]:
-        there = own if self.device.type == "cpu" else own.to(self.device, non_blocking=True)
-        back = out if self.device.type == "cpu" else torch.empty_like(out, device=self.device)
-        work = _group.start_all_gather(self.group, back, there)
-        return [work] if back is out else [Staged(work, back, out)]
-
-    def _all_reduce(self, tensor: torch.Tensor, reduce_op: Any) -> list[Any]:
-        if tensor.device.type == self.device.type:
-            return [dist.all_reduce(tensor, op=reduce_op, group=self.group, async_op=True)]
-        # A copy to the host is waited for: the backend reads it at once.
-        there = tensor.to(self.device, non_blocking=self.device.type != "cpu")
-        work = dist.all_reduce(there, op=reduce_op, group=self.group, async_op=True)
-        return [Staged(work, there, tensor)]
-
-    def start_all_reduce(self, tensor: torch.Tensor) -> list[Any]:
-        """The backend's own sum of a tensor, in place."""
-        return self._all_reduce(tensor, dist.ReduceOp.SUM)
-
-    # ---- rounds
-
-    def exchange(
-        self, pieces: Sequence[Bytes], room: int, replies: list[Bytes], last: bool = False
-    ) -> Steps:
-        """Sends pieces to all ranks as one message and appends every rank's, by rank, to `replies`,
-        for use before the next wait. Pieces begin at multiples of 64 bytes.
-
-        Without a mesh, and where `room` is too large for it, messages have `room` bytes on all
-        ranks, and what does not fit is left out.
-        """
-        self._reclaim()
-        if self.mesh is not None and room <= _EXCHANGE_MOST_BYTES // self.world:
-            exchange = self.mesh.start(pieces)
-            work = MeshWork(functools.partial(self.mesh.wait, exchange))
-            yield Wait([work], last)
-            self._read.append(exchange)
-            replies += [self.mesh.message(exchange, rank) for rank in range(self.world)]
-            return
-        stride = aligned(room)
-        total = stride * self.world
-        send, receive = self._pool.take(total), self._pool.take(total)
-        send[:total].view(self.world, stride)[:] = _lay_out(pieces, room)
-        yield Wait(self._all_to_all(receive[:total], send[:total]), last)
-        first = receive.data_ptr()
-        replies += [Bytes(first + rank * stride, room) for rank in range(self.world)]
-        self._lent += [send, receive]
-
-    def _reclaim(self) -> None:
-        """Takes back the memory of messages that were there for use before the next wait."""
-        self._pool.give(*self._lent)
-        self._lent.clear()
-        for exchange in self._read:
-            assert self.mesh is not None
-            self.mesh.release(exchange)
-        self._read.clear()
-
-    def reduce(self, planes: Sequence[Plane], last: bool) -> Steps:
-        """Sums planes over all ranks, in place. `last`: the job's last round."""
-        planes = [plane for plane in planes if plane.lanes > 0]
-        if self.world == 1:
-            for plane in planes:
-                if plane.op.is_table_sum:
-                    _fold_all(plane, [plane.data], plane.lanes, plane.sums)
-            return
-        if self._exchanges(planes):
-            yield from self._reduce_by_exchange(planes, last)
-            return
-        scattered = [plane for plane in planes if plane.op not in self.native]
-        works: list[Any] = []
-        flips: list[torch.Tensor] = []
-        for plane in planes:
-            if plane.op in self.native:
-                works += self._start_all_reduce(plane, flips)
-        if scattered and self.hauler is not None:
-            haul = self.hauler.start(scattered)
-            works.append(HaulWork(functools.partial(self.hauler.wait, haul)))
-            yield Wait(works, last)
-        elif scattered:
-            yield from self._reduce_by_scatter(scattered, last, works)
-        else:
-            yield Wait(works, last)
-        for lanes in flips:
-            _flip(lanes)
-
-    def _exchanges(self, planes: Sequence[Plane]) -> bool:
-        most = self.exchange_bytes
-        if self.hauler is not None and any(plane.op not in self.native for plane in planes):
-            most = min(most, self._worth_us(self.link.latency_us))
-        return sum(plane.nbytes for plane in planes) <= most
-
-    @property
-    def exchange_bytes(self) -> int:
-        """Up to where one step with everyone's bytes beats two steps with a share of them."""
-        link, world = self.link, self.world
-        step_us = link.latency_us
-        if self.mesh is not None and link.backend_us is not None:
-            step_us = link.backend_us - link.latency_us
-        most = _EXCHANGE_MOST_BYTES // world
-        if self.mesh is not None and self.device.type != "cpu":
-            most = min(most, _DEVICE_MOST_BYTES)
-        if step_us < 0:
-            return 0  # steps cost nothing
-        if world <= 2:
-            return most  # a share is all of it
-        return min(most, self._worth_us(step_us))
-
-    def _worth_us(self, step_us: float) -> int:
-        """Up to where an exchange takes at most so much longer than two steps with shares."""
-        # An exchange sends (world - 1) times the bytes, two steps send 2 / world of that.
-        extra = (self.world - 1) * (1 - 2 / self.world)
-        return (
-            int(step_us * self.link.gbit_per_s / 8e-3 / extra)
-            if extra > 0
-            else _EXCHANGE_MOST_BYTES
-        )
-
-    def _reduce_by_exchange(self, planes: Sequence[Plane], last: bool) -> Steps:
-        places = _places([plane.nbytes for plane in planes])
-        replies: list[Bytes] = []
-        pieces = [Bytes(plane.data, plane.nbytes) for plane in planes]
-        yield from self.exchange(pieces, places[-1], replies, last)
-        for plane, at in zip(planes, places):
-            target = plane.sums if plane.op.is_table_sum else plane.data
-            _fold_all(plane, [reply.address + at for reply in replies], plane.lanes, target)
-
-    def _start_all_reduce(self, plane: Plane, flips: list[torch.Tensor]) -> list[Any]:
-        dtype, width, name = _group.backend_view(plane.op)
-        reduce_op = getattr(dist.ReduceOp, name)
-        lanes = tensor_at(plane.data, plane.nbytes)
-        whole = plane.nbytes // width * width
-        works = []
-        if plane.op is Op.MAX_U32:
-            _flip(lanes)
-            flips.append(lanes)
-        if whole:
-            works += self._all_reduce(lanes[:whole].view(dtype), reduce_op)
-        if whole < plane.nbytes:  # u8 and u16 lanes that do not fill a wide one
-            tail = lanes[whole:]
-            padded = torch.zeros(width, dtype=torch.uint8)
-            padded[: tail.numel()] = tail
-            works += [
-                Staged(work, padded[: tail.numel()], tail)
-                for work in self._all_reduce(padded.view(dtype), reduce_op)
-            ]
-        return works
-
-    def _reduce_by_scatter(self, planes: Sequence[Plane], last: bool, works: list[Any]) -> Steps:
-        # Segments in lanes, a multiple of 16 so that they begin on whole bytes and words.
-        shares = [-(-plane.lanes // (16 * self.world)) * 16 for plane in planes]
-        room_in = _places([p.op.nbytes(n) for p, n in zip(planes, shares)])
-        room_out = _places([p.op.sum_nbytes(n) for p, n in zip(planes, shares)])
-        send = self._pool.take(room_in[-1] * self.world)
-        receive = self._pool.take(room_in[-1] * self.world)
-        for plane, share, at in zip(planes, shares, room_in):
-            _copy_out(plane, share, send, room_in[-1], at, self.world)
-        n = room_in[-1] * self.world
-        yield Wait([*works, *self._all_to_all(receive[:n], send[:n])])
-        summed = self._pool.take(room_out[-1])
-        for plane, share, at_in, at_out in zip(planes, shares, room_in, room_out):
-            pieces = [receive.data_ptr() + r * room_in[-1] + at_in for r in range(self.world)]
-            _fold_all(plane, pieces, share, summed.data_ptr() + at_out)
-        n = room_out[-1] * self.world
-        gathered = self._pool.take(n)
-        yield Wait(self._all_gather(gathered[:n], summed[: room_out[-1]]), last)
-        for plane, share, at in zip(planes, shares, room_out):
-            _copy_in(plane, share, gathered, room_out[-1], at, self.world)
-        self._pool.give(send, receive, summed, gathered)
-
-
-@dataclass
-class AggregatedEngine(Engine):
-    """Rounds go to an aggregation server; headers and plain sums stay with the group. If the server
-    goes, the group does the rounds as well.
-
-    With a quorum headers go to the server, too: they decide who is in a job's sums, and the group
-    would wait for a rank that the server goes on without.
-    """
-
-    reducer: ServiceReducer | None = None
-    timeout_s: float = 300.0
-    quorum: int = 0
-    sums_on_device: ClassVar[bool] = False  # every sum is the server's
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._gone = False
-        if self.reducer is not None and self.quorum == 0:
-            self.reducer.fall_back_on(self._reduce_by_group)
-
-    @property
-    def exchange_bytes(self) -> int:
-        return 0
+    # ---- callers' threads
 
     @property
     def repeats(self) -> bool:
+        """Whether a job may have to begin again, so that gradients must be kept."""
         return self.quorum > 0
 
-    def close(self) -> None:
-        super().close()
-        if self.reducer is not None:
-            self.reducer.close()
+    def leaves(self, tensor: torch.Tensor) -> bool:
+        """Whether plain sums of such tensors are better left to the backend."""
+        # Where planes go through the backend, too, both would be in each other's way.
+        return self.way == "mesh" and tensor.device.type == self.device.type
 
-    def exchange(
-        self, pieces: Sequence[Bytes], room: int, replies: list[Bytes], last: bool = False
-    ) -> Steps:
-        if self.quorum == 0:
-            yield from super().exchange(pieces, room, replies, last)
-            return
-        assert self.reducer is not None
-        stride = aligned(room)
-        self._rows = rows = torch.zeros(self.world, stride, dtype=torch.uint8)
-        message = _lay_out(pieces, room)
-        while True:
-            rows.zero_()
-            rows[self.rank] = message
-            address, nbytes = rows.data_ptr(), rows.numel()
-            plane = Plane(Op.OR_U64, nbytes // 8, address, 0, 0, nbytes, nbytes)
-            self.reducer.begin_step()
-            try:
-                self.reducer.reduce([plane], self.timeout_s)
-                break
-            except Changed:
-                continue  # all ranks are told, so all come here again
-        self.missing = self.reducer.missing
-        yield Wait([], last)
-        replies += [Bytes(rows.data_ptr() + rank * stride, room) for rank in range(self.world)]
-
-    def reduce(self, planes: Sequence[Plane], last: bool) -> Steps:
-        assert self.reducer is not None
-        self.reducer.reduce([plane for plane in planes if plane.lanes > 0], self.timeout_s)
-        yield from ()  # the call returns when the sums are there
-
-    def _reduce_by_group(self, planes: Sequence[Plane]) -> None:
-        if not self._gone:
-            self._gone = True
-            _log.FAULT.warning(
-                "rank %d: the aggregation server is gone; the process group goes on", self.rank
-            )
-        run(super().reduce(planes, last=False))
-
-
-def _lay_out(pieces: Sequence[Bytes], room: int) -> torch.Tensor:
-    """One message of pieces, in a multiple of 64 bytes; what `room` does not hold is left out."""
-    message = torch.zeros(aligned(room), dtype=torch.uint8)
-    for piece, at in zip(pieces, _places([piece.size for piece in pieces])):
-        if piece.size and at + piece.size <= room:
-            message[at : at + piece.size] = tensor_at(*piece)
-    return message
-
-
-def _places(sizes: Sequence[int]) -> list[int]:
-    """Where pieces of these sizes begin in one message, and its length at the end."""
-    places = [0]
-    for size in sizes:
-        places.append(aligned(places[-1] + size))
-    return places
-
-
-def _flip(lanes: torch.Tensor) -> None:
-    lanes.view(torch.int32).bitwise_xor_(-(2**31))
-
-
-def _fold_all(plane: Plane, pieces: Sequence[int], lanes: int, target: int) -> None:
-    """target = pieces[0] (op) pieces[1] (op) ..., in this order: the same bits on every rank."""
-    if plane.op.is_table_sum:
-        ctypes.memset(target, 0, plane.op.sum_nbytes(lanes))
-        for piece in pieces:
-            fold_table(plane.op, target, piece, plane.table, lanes)
-        return
-    nbytes = plane.op.nbytes(lanes)
-    ctypes.memmove(target, pieces[0], nbytes)
-    for piece in pieces[1:]:
-        fold(plane.op, target, piece, lanes)
-
-
-def _segments(plane_bytes: int, share_bytes: int, world: int) -> list[tuple[int, int, int]]:
-    """(rank, begin, length) of the segments that hold something."""
-    return [
-        (rank, rank * share_bytes, min(share_bytes, plane_bytes - rank * share_bytes))
-        for rank in range(world)
-        if plane_bytes > rank * share_bytes
-    ]
-
-
-def _copy_out(
-    plane: Plane, share: int, send: torch.Tensor, stride: int, at: int, world: int
-) -> None:
-    lanes = tensor_at(plane.data, plane.nbytes)
-    for rank, begin, length in _segments(plane.nbytes, plane.op.nbytes(share), world):
-        place = rank * stride + at
-        send[place : place + length] = lanes[begin : begin + length]
-
-
-def _copy_in(
-    plane: Plane, share: int, received: torch.Tensor, stride: int, at: int, world: int
-) -> None:
-    address = plane.sums if plane.op.is_table_sum else plane.data
-    lanes = tensor_at(address, plane.sum_nbytes)
-    for rank, begin, length in _segments(plane.sum_nbytes, plane.op.sum_nbytes(share), world):
-        place = rank * stride + at
-        lanes[begin : begin + length] = received[place : place + length]
-
-
-def measure_link(engine: Engine) -> Link:
-    """Times small exchanges and one all-reduce of 4 MB. Collective; the slowest rank's figures."""
-    if engine.world == 1:
-        return Link()
-
-    def seconds(start: Callable[[], Steps]) -> float:
-        begin = time.perf_counter()
-        run(start())
-        return time.perf_counter() - begin
-
-    def bulk_sum(tensor: torch.Tensor) -> Steps:
-        yield Wait(engine.start_all_reduce(tensor))
-
-    small = torch.zeros(64, dtype=torch.uint8)
-    message = [Bytes(small.data_ptr(), 64)]
-    latency = sorted(seconds(lambda: engine.exchange(message, 64, [])) for _ in range(7))[2]
-    large = torch.zeros(1 << 20, device=engine.device)
-    backend = sorted(seconds(lambda: bulk_sum(large[:16])) for _ in range(5))[1]
-    bulk = min(seconds(lambda: bulk_sum(large)) for _ in range(2))
-    replies: list[Bytes] = []
-    figures = torch.tensor([latency, bulk, backend], dtype=torch.float64)
-    run(engine.exchange([Bytes(figures.data_ptr(), 24)], 24, replies))
-    latency, bulk, backend = (
-        torch.stack([tensor_at(*reply).view(torch.float64) for reply in replies]).max(dim=0).values
-    ).tolist()
-    bits = 2 * 8 * large.numel() * large.element_size()
-    gbit_per_s = bits / max(bulk - backend, bulk / 4) * 1e-9
-    return Link(latency * 1e6, gbit_per_s, backend * 1e6)
-
-
-def make_engine(
-    group: Group,
-    timeout_s: float,
-    aggregator: Aggregator | None = None,
-    device_type: str = "cpu",
-) -> Engine:
-    """An engine on a group of its own with the members of `group`, for tensors of one type of
-    device; `link` is measured by whoever completes it. Collective."""
-    twin = _group.make_twin(group, timeout_s, device_type)
-    device = _group.transport_device(twin)
-    native = _group.probe(twin, device)
-    engine: Engine
-    if aggregator is None:
-        engine = Engine(twin, device, native)
-    else:
-        reducer = _jobs.join(aggregator, twin, device)
-        engine = AggregatedEngine(
-            twin,
-            device,
-            native,
-            reducer=reducer,
-            timeout_s=timeout_s,
-            quorum=reducer.quorum,  # the job may have been made by an operator
+    def run(
+        self,
+        place: Place,
+        plan: Plan,
+        parts: Sequence[Part],
+        done: Callable[[Outcome], None],
+        failed: Callable[[Exception], None],
+        *,
+        here: bool = False,
+        loss_scale: float = 1.0,
+        **how: Any,
+    ) -> None:
+        """Submits a gradient. `done` or `failed` is called once: with `here` perhaps in this
+        thread, otherwise in one of the pipeline's. `how`: see Pipeline.run."""
+        self.check_open()
+        claims = (
+            Claim(b"step", place.step),
+            Claim(b"bucket", place.bucket),
+            Claim(b"layout (parameter names, sizes, types, codecs)", plan.layout),
+            Claim(b"loss scale", _bits_of(loss_scale)),
         )
-    return engine
+
+        def ended(outcome: Outcome) -> None:
+            self._end(outcome, plan, done, failed)
+
+        with self._submitting:
+            pipeline = self._pipeline
+            if pipeline is None:
+                raise Unavailable("this addend handle is closed")
+            with self._idle:
+                self._places.append(place)
+            try:
+                outcome = pipeline.run(parts, claims, ended, here=here, **how)
+            except Error:
+                with self._idle:
+                    self._places.pop()
+                raise
+            except BaseException as interrupt:  # the others would wait for this rank
+                self.fail(interrupt, self._where())
+                raise
+        if outcome is not None:
+            ended(outcome)
+
+    def agree(
+        self,
+        place: Place,
+        plan: Plan,
+        done: Callable[[Outcome], None],
+        failed: Callable[[Exception], None],
+        **named: Any,
+    ) -> None:
+        """Like `run`, of nothing: `done` is called in the order of jobs once all ranks have been
+        seen to be here with the same plan."""
+        parts = [Part(self._nothing, self._zero.data_ptr())]
+        self.run(place, plan, parts, done, failed, **named)
+
+    def agree_now(self, place: Place, plan: Plan) -> None:
+        """The same, waited for."""
+        ended = threading.Event()
+        errors: list[Exception] = []
+
+        def failed(error: Exception) -> None:
+            errors.append(error)
+            ended.set()
+
+        self.agree(place, plan, lambda _: ended.set(), failed)
+        ended.wait()
+        if errors:
+            raise errors[0]
+
+    def leave(self, tensor: torch.Tensor, place: Place) -> torch.futures.Future[Any]:
+        """The backend's own sum of a tensor, in place; all ranks leave the same ones, in one order.
+        The future raises what a failure is."""
+        self.check_open()
+        place = place._replace(round=1)
+        there = tensor if tensor.device.type == self.device.type else tensor.to(self.device)
+        with self._idle:
+            self._left.append(place)
+
+        def end(ended: torch.futures.Future[Any]) -> torch.Tensor:
+            try:
+                ended.value()
+            except Exception as error:
+                raise self.fail(error, place) from None
+            finally:
+                self._count(self._left, place)
+            if there is not tensor:
+                tensor.copy_(there)
+            return tensor
+
+        try:
+            work = dist.all_reduce(there, group=self.group, async_op=True)
+        except Exception as error:
+            self._count(self._left, place)
+            raise self.fail(error, place) from None
+        future: torch.futures.Future[Any] = work.get_future()
+        return future.then(end)
+
+    def sum_plain(self, tensor: torch.Tensor, place: Place) -> None:
+        """The same, waited for: in the thread that ends jobs, so in their order."""
+        try:
+            there = tensor.to(self.device)
+            dist.all_reduce(there, group=self.group)
+            if there is not tensor:
+                tensor.copy_(there)
+        except RuntimeError as error:
+            raise self.fail(error, place._replace(round=1)) from None
+
+    def drain(self) -> None:
+        """Blocks until every job so far has ended."""
+        self._check_process()
+        self._wait_idle(None)
+
+    def _wait_idle(self, timeout_s: float | None) -> bool:
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._idle:
+            while self._places or self._left:
+                if until is None and self.failure is not None:
+                    until = time.monotonic() + _CLOSE_S
+                if until is not None and time.monotonic() > until:
+                    return False
+                self._idle.wait(_SLICE_S)
+        return True
+
+    @property
+    def closed(self) -> bool:
+        return self._stop is not None
+
+    def check_open(self) -> None:
+        self._check_process()
+        if self.failure is not None:
+            raise self.failure
+        if self._stop is not None:
+            raise Unavailable("this addend handle is closed")
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise Unavailable("addend does not run in a forked child; start processes with spawn")
+
+    def close(self, why: str = "closed") -> None:
+        """Gives everything back. What is in flight fails, with `why` in its error."""
+        if os.getpid() != self._pid:
+            return  # nothing of it lives here, and its locks may be held by threads that do not
+        with self._idle:
+            first, self._stop = self._stop is None, self._stop or why
+            busy = bool(self._places or self._left)
+        if not first:  # another thread does it
+            self._closed.wait(_CLOSE_S)
+            return
+        pipeline = self._pipeline
+        assert pipeline is not None
+        if busy and self.failure is None:
+            pipeline.stop(Unavailable(f"{why} with buckets in flight"))
+            for group in self._groups:
+                _group.abort(group, self.device)
+        if self._wait_idle(_CLOSE_S):
+            self._pipeline = None
+            pipeline.close()
+            self._reducer.close()
+            for group in self._groups:
+                _group.destroy(group)
+            self._groups, self.group = [], None
+        self.peers.close()
+        _open_engines.discard(self)
+        self._closed.set()
+
+    def close_with(self, owner: object, why: str) -> None:
+        """Closes when nobody refers to `owner` any more."""
+        # That may be found in the middle of anything, in a thread that holds any lock: all that is
+        # safe then is to start a bare thread.
+        finalizer = weakref.finalize(owner, _thread.start_new_thread, _close_apart, (self, why))
+        finalizer.atexit = False  # there `close_all` does it
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    # ---- the end of jobs
+
+    def _end(
+        self,
+        outcome: Outcome,
+        plan: Plan,
+        done: Callable[[Outcome], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        with self._idle:
+            place = self._places[0]._replace(round=self._rounds())
+        try:
+            error: Exception | None = outcome.error
+            if error is None:
+                done(outcome)
+            elif "differ in layout" in str(error):
+                error = Mismatch(f"{error}; here: {plan.describe()}")
+        except Exception as bug:  # the others would wait for this rank
+            error = bug
+        if error is not None:
+            with _going_on("ending a job"):
+                failed(self.fail(error, place))
+        self._count(self._places, place)
+
+    def _rounds(self) -> int:
+        pipeline = self._pipeline
+        return pipeline.position[1] if pipeline is not None else 0
+
+    def _count(self, places: collections.deque[Place], place: Place) -> None:
+        """A job of those at `places` has ended."""
+        with self._idle:
+            self._last = place
+            places.popleft()
+            self._ended += 1 if places is self._places else 0
+            if not self._places and not self._left:
+                self._idle.notify_all()
+
+    def _where(self) -> Place:
+        """For other ranks that ask, in another thread."""
+        pipeline = self._pipeline
+        if pipeline is None:
+            return self._last
+        ticket, rounds = pipeline.position
+        with self._idle:
+            at = ticket - self._ended
+            if 0 <= at < len(self._places):
+                return self._places[at]._replace(round=rounds)
+            if self._places:
+                return self._places[0]
+            return self._left[0] if self._left else self._last
+
+    # ---- failure
+
+    def _abort_from(self, rank: int, text: str) -> None:
+        if self._aborted is None:
+            self._aborted = f"rank {rank} gave up: {text}"
+        self._told.set()
+        self.fail(Unavailable(self._aborted), self._where())
+
+    def fail(self, error: BaseException, place: Place) -> Error:
+        """Ends everything with one error that says where, who and why, and tells the peers. Returns
+        the first one's."""
+        if isinstance(error, Mismatch) and _CANNOT in str(error):
+            self._told.wait(_TOLD_S)  # by the one that cannot
+        with self._failing:
+            if self.failure is not None:
+                return self.failure
+            failure: Error = Unavailable(_cause(error))
+            try:
+                with _going_on("asking who failed"):
+                    failure, listeners = self._explain(error, place)
+                    _log.FAULT.error("%s", failure)
+                    self.peers.fail(str(failure))
+                    self.peers.abort(listeners, str(failure))
+            finally:  # an interrupt may come meanwhile
+                self.failure = failure
+                self._cut_off(failure)
+            return failure
+
+    def _cut_off(self, failure: Error) -> None:
+        with _going_on("ending rounds under way"):
+            if self._pipeline is not None:
+                self._pipeline.stop(failure)
+        for group in self._groups:
+            with _going_on("cutting connections"):
+                _group.abort(group, self.device)
+
+    def _explain(self, error: BaseException, place: Place) -> tuple[Error, list[int]]:
+        """What to raise, and the ranks that do not know yet."""
+        where = f"rank {self.rank} of {self.world}, {place}"
+        cause = _cause(error)
+        others = [rank for rank in range(self.world) if rank != self.rank]
+        if self._aborted is not None:
+            return Unavailable(f"{where}: {self._aborted}"), []
+        if isinstance(error, Mismatch):
+            return Mismatch(f"{where}: {cause}"), []
+        if isinstance(error, Error) and not isinstance(error, (Timeout, Unavailable)):
+            return type(error)(f"{where}: {cause}"), others
+        if self._stop is not None:
+            return Unavailable(f"{where}: {cause}"), others
+        late = isinstance(error, Timeout) or is_timeout(error)
+        answers = self.peers.ask_all()
+        if self._aborted is not None:  # meanwhile; and who said so may be gone by now
+            return Unavailable(f"{where}: {self._aborted}"), []
+        culprits = describe(answers, place if late else None)
+        said = f"{culprits} ({cause})" if culprits else f"{cause} (every rank answers)"
+        kind = Timeout if late else Unavailable
+        return kind(f"{where}: {said}"), [a.rank for a in answers if a.verdict == "working"]
 
 
-def open_mesh(rollcall: RollCall, exchange: Callable[[bytes], list[bytes]]) -> Mesh | None:
+@contextlib.contextmanager
+def _going_on(what: str) -> Iterator[None]:
+    """What goes wrong inside is said, and no more: what comes next must be done all the same."""
+    try:
+        yield
+    except Exception:
+        _log.FAULT.exception("%s failed, after another failure", what)
+
+
+def _cause(error: BaseException) -> str:
+    """What happened, in a line, less places in sources and submissions, and a backend's advice."""
+    line = next(iter(str(error).strip().splitlines()), repr(error))
+    line = re.sub(r"^(\[[^]]*:\d+\] |bucket \d+ \(submission \d+\): )", "", line)
+    if "differ in loss scale" in line:
+        line = re.sub(r"(?<=has |ave )\d+", lambda found: str(_float_of(int(found[0]))), line)
+    return re.sub(r"\bworker(s?)\b", r"rank\1", line.partition(". This is typically")[0])
+
+
+def _bits_of(value: float) -> int:
+    return int.from_bytes(struct.pack("<d", value), "little")
+
+
+def _float_of(bits: int) -> float:
+    return float(struct.unpack("<d", bits.to_bytes(8, "little"))[0])
+
+
+# ---- set-up
+
+
+def start(
+    group: Any,
+    deadline_s: float,
+    device: torch.device,
+    link: Link | None = None,
+    aggregator: Aggregator | None = None,
+) -> Engine:
+    """An engine on a group of its own, for tensors of one device. Collective over `group`."""
+    close_orphans()
+    by = "the group" if aggregator is None else "a server"
+    _agree(group, f"tensors on {device.type}, sums by {by}, link {link}")
+    own = _group.make_own(group, deadline_s, device.type)
+    where = _group.transport_device(own)
+
+    def exchange(message: bytes) -> list[bytes]:
+        return _group.exchange_blocking(own, where, message)
+
+    peers = Peers(dist.get_rank(own), dist.get_world_size(own), exchange)
+    try:
+        if peers.world > 1 and not peers.neighbour_answers():
+            _log.INIT.warning(
+                "rank %d cannot ask rank %d where it is (a firewall?): errors may not name lost"
+                " ranks",
+                peers.rank,
+                (peers.rank + 1) % peers.world,
+            )
+        service = None if aggregator is None else _jobs.join(aggregator, own, where)
+        reducer, way = _make_reducer(own, where, peers, exchange, service, deadline_s)
+        try:
+            found = link if link is not None else reducer.measure_link(deadline_s)
+            reducer.set_link(found)
+            return Engine(own, where, reducer, peers, found, deadline_s, way)
+        except Exception:
+            reducer.close()
+            raise
+    except Exception:
+        peers.close()
+        raise
+
+
+def _make_reducer(
+    group: Group,
+    device: torch.device,
+    peers: Peers,
+    exchange: Callable[[bytes], list[bytes]],
+    service: Reducer | None,
+    deadline_s: float,
+) -> tuple[Reducer, Way]:
+    if service is not None and service.quorum > 0:  # nothing else goes on without late ranks
+        return service, Way("server")
+    reducer, way = _open_mesh(peers, exchange), Way("mesh")
+    if reducer is None:
+        # Not the group of plain sums: those are issued by other threads, in an order of their own.
+        way = Way("group", _group.make_own(group, deadline_s, device.type))
+        reducer = call_back(peers.world, peers.rank, GroupSums(way.group, device).reduce)
+    if service is None:
+        return reducer, way
+
+    def tell(why: str) -> None:
+        _log.FAULT.warning(
+            "rank %d: the aggregation server is gone (%s); the ranks go on without it",
+            peers.rank,
+            why,
+        )
+
+    return fall_back(service, reducer, tell), Way("server", way.group)
+
+
+def _open_mesh(peers: Peers, exchange: Callable[[bytes], list[bytes]]) -> Reducer | None:
     """Direct connections between all ranks, or None on all of them. Collective."""
-    if rollcall.world == 1:
-        return None
-    refused = os.environ.get("ADDEND_MESH", "on") == "off" or rollcall.world > _MESH_MOST_RANKS
+    if peers.world == 1:
+        return alone()
+    refused = os.environ.get("ADDEND_MESH", "on") == "off" or peers.world > _MESH_MOST_RANKS
     if any(said == b"0" for said in exchange(b"0" if refused else b"1")):
         return None
-    links = _link(rollcall, exchange)
-    if links is not None:
-        return Mesh(links, rollcall.rank)
-    _log.INIT.warning("ranks cannot connect directly: all messages go through the backend")
+    listener = listen()
+    host, port = listener.getsockname()[:2]
+    own = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    addresses = [said.decode().strip() for said in exchange(own.encode().ljust(_ADDRESS_BYTES))]
+    reducer: Reducer | None = None
+    try:
+        reducer = connect(
+            addresses, peers.rank, listener=listener, token=peers.token, timeout_s=_MESH_S
+        )
+    except Error as error:
+        _log.INIT.warning("ranks cannot connect directly: %s", error)
+    if all(said == b"1" for said in exchange(b"0" if reducer is None else b"1")):
+        return reducer
+    if reducer is not None:
+        reducer.close()
+    _log.INIT.warning("all messages go through the backend")
     return None
 
 
-def open_hauler(
-    mesh: Mesh, rollcall: RollCall, exchange: Callable[[bytes], list[bytes]]
-) -> Hauler | None:
-    """More connections, for large rounds, or None on all ranks. Collective."""
-    links = _link(rollcall, exchange)
-    return None if links is None else mesh.add_hauler(links)
+def _agree(group: Any, said: str) -> None:
+    """Raises Mismatch on all ranks if one says something else: they would wait for each other."""
+    own = digest(said).to_bytes(8, "little")
+    replies = _group.exchange_blocking(group, _group.transport_device(group), own)
+    odd = [str(rank) for rank, reply in enumerate(replies) if reply != replies[0]]
+    if odd:
+        raise Mismatch(
+            f"ranks differ from rank 0 in what they ask for: {', '.join(odd)}; here: {said}"
+        )
 
 
-def _link(
-    rollcall: RollCall, exchange: Callable[[bytes], list[bytes]]
-) -> list[socket.socket | None] | None:
-    links = rollcall.link()
-    if all(said == b"1" for said in exchange(b"0" if links is None else b"1")):
-        return links
-    for one in links or []:
-        if one is not None:
-            one.close()
-    return None
+# ---- ends
+
+_open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _close_apart(engine: Engine, why: str) -> None:
+    # Bare threads that call Python's threading leave an entry there for good.
+    threading.Thread(target=engine.close, args=(why,), name="addend-closing", daemon=True).start()
+
+
+def close_orphans() -> None:
+    """Ends engines whose group was destroyed while something still refers to its owner."""
+    for engine in list(_open_engines):
+        if not _group.is_known(engine.group):
+            engine.close(GROUP_GONE)
+
+
+def close_all() -> None:
+    """Ends every engine's threads; also runs at interpreter exit."""
+    for engine in list(_open_engines):
+        engine.close()
+
+
+atexit.register(close_all)

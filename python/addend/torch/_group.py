@@ -39,7 +39,7 @@ def group_ranks(group: Group) -> list[int]:
 _torchs_groups = threading.Lock()
 
 
-def make_twin(group: Group, timeout_s: float, device_type: str = "cpu") -> Group:
+def make_own(group: Group, timeout_s: float, device_type: str = "cpu") -> Group:
     """A second group with the same members, and with the one backend that the first has for
     tensors on such a device. Collective over the members."""
     ranks = group_ranks(group)
@@ -58,11 +58,11 @@ def make_twin(group: Group, timeout_s: float, device_type: str = "cpu") -> Group
         naming = _named_alike(group)
     before = _connections()
     with _torchs_groups, naming:
-        twin = dist.new_group(ranks, **options)
+        own = dist.new_group(ranks, **options)
     made = {fd: identity for fd, identity in _connections().items() if before.get(fd) != identity}
     if len(made) == len(ranks) - 1:  # otherwise a thread of the user's made some too
-        _connections_of[twin] = made
-    return twin
+        _connections_of[own] = made
+    return own
 
 
 _groups_known = 0  # as many as we said the last time

@@ -13,15 +13,15 @@ import torch
 import torch.distributed as dist
 
 import addend
-from addend import Aggregator, Codec, InvalidArgument, Mismatch
-from addend.torch import _group, _header, _log
-from addend.torch._coder import DTYPES, CodecJob, Coder, Memory, PlainJob, Plan, Run
-from addend.torch._engine import Engine, Link, make_engine, measure_link, open_hauler, open_mesh
+from addend import Codec, InvalidArgument, Mismatch
+from addend.pipeline import Outcome
+from addend.torch import _log
+from addend.torch._bucket import DTYPES, Codecs, Memory, Plan, Run, digest
+from addend.torch._engine import Engine
 from addend.torch._meter import Meter, profiler_range
-from addend.torch._rollcall import Place, RollCall
-from addend.torch._sparse import SparseJob, SparseSums
+from addend.torch._peers import Place
+from addend.torch._sparse import SparseSums
 from addend.torch._specs import Specs, bare, names_of
-from addend.torch._worker import Job, Worker, close_orphans
 
 STATE_FORMAT = 1
 
@@ -33,8 +33,10 @@ class _Bucket:
     key: tuple[Any, ...]
     names: list[str]
     plan: Plan
-    coder: Optional[Coder]  # None: no codec takes these elements
+    codecs: Optional[Codecs]  # None: none takes these elements
     owners: list[tuple[str, Codec, int]]  # parameter, its codec, its segment there
+    agreed: bool = False  # all ranks have been seen to have it
+    sums: Optional[torch.Tensor] = None  # where the backend adds what must not be written to
 
 
 class _Residual(NamedTuple):
@@ -52,53 +54,6 @@ def _bytes_tensor(state: bytes) -> torch.Tensor:
     if not state:  # not every torch makes a tensor of no bytes
         return torch.empty(0, dtype=torch.uint8)
     return torch.frombuffer(bytearray(state), dtype=torch.uint8)
-
-
-def start(
-    group: Any,
-    deadline_s: float,
-    device: torch.device,
-    link: Optional[Link] = None,
-    aggregator: Optional[Aggregator] = None,
-) -> Worker:
-    """A worker on a group of its own, for tensors of one device. Collective over `group`."""
-    close_orphans()
-    where = "the group" if aggregator is None else "a server"
-    _agree(group, f"tensors on {device.type}, sums by {where}, link {link}")
-    engine = make_engine(group, deadline_s + 30, aggregator, device.type)
-
-    def exchange(message: bytes) -> list[bytes]:
-        return _group.exchange_blocking(engine.group, engine.device, message)
-
-    rollcall = RollCall(engine.rank, engine.world, exchange)
-    if engine.world > 1 and not rollcall.neighbour_answers():
-        _log.INIT.warning(
-            "rank %d cannot ask rank %d where it is (a firewall?): errors may not name lost ranks",
-            engine.rank,
-            (engine.rank + 1) % engine.world,
-        )
-    try:
-        if not engine.repeats:  # a mesh waits for everybody
-            engine.mesh = open_mesh(rollcall, exchange)
-        if engine.mesh is not None and engine.device.type == "cpu" and aggregator is None:
-            engine.hauler = open_hauler(engine.mesh, rollcall, exchange)
-        engine.link = link if link is not None else measure_link(engine)
-    except Exception:
-        engine.close()
-        rollcall.close()
-        raise
-    return Worker(engine, rollcall, deadline_s)
-
-
-def _agree(group: Any, said: str) -> None:
-    """Raises Mismatch on all ranks if one says something else: they would wait for each other."""
-    own = _header.digest(said).to_bytes(8, "little")
-    replies = _group.exchange_blocking(group, _group.transport_device(group), own)
-    odd = [str(rank) for rank, reply in enumerate(replies) if reply != replies[0]]
-    if odd:
-        raise Mismatch(
-            f"ranks differ from rank 0 in what they ask for: {', '.join(odd)}; here: {said}"
-        )
 
 
 class Hook:
@@ -158,15 +113,14 @@ class Handle:
         self,
         model: Any,
         specs: Specs,
-        worker: Worker,
+        engine: Engine,
         *,
         seed: int,
         in_place: Optional[bool],
         scaler: Optional[Any],
     ) -> None:
-        self._specs, self._worker, self._seed, self._scaler = specs, worker, seed, scaler
+        self._specs, self._engine, self._seed, self._scaler = specs, engine, seed, scaler
         self._hook = hook_of(model)
-        self._engine: Engine = worker.engine
         self._meter = Meter(self._engine.rank)
         # With views, the bucket is the gradients themselves, which must survive a failure.
         views = bool(getattr(model, "gradient_as_bucket_view", False))
@@ -189,25 +143,130 @@ class Handle:
         bucket: dist.GradBucket,  # type: ignore[name-defined]
     ) -> torch.futures.Future[torch.Tensor]:
         begin = time.perf_counter()
-        if self._worker.failure is not None:
-            raise self._worker.failure
+        self._engine.check_open()
         index, buffer = bucket.index(), bucket.buffer()
         if index <= self._last_index or self._step < 0:
             self._begin_step()
         self._last_index = index
+        self._last_submitted = begin
+        place, is_last = Place(self._step, index), bucket.is_last()
+        if buffer.is_sparse:
+            promised = self._sum_rows(place, buffer, bucket.parameters(), is_last)
+        else:
+            known = self._bucket(index, buffer, bucket.parameters())
+            if self._leaves(place, known, buffer):
+                promised = self._leave(place, known, buffer, is_last)
+            else:
+                promised = self._encode(place, known, buffer, is_last)
+        self._meter.count("hook_calls")
+        self._meter.count("time/hook_s", time.perf_counter() - begin)
+        return promised
+
+    def _promise(
+        self, buffer: torch.Tensor
+    ) -> "tuple[torch.futures.Future[torch.Tensor], torch.futures.Future[torch.Tensor]]":
+        """A future, and what DDP gets: an exception that a future holds it would take for the
+        tensor, one raised by a callback it raises."""
         future: torch.futures.Future[torch.Tensor]
         if buffer.device.type == "cpu":
             future = torch.futures.Future()
         else:
             future = torch.futures.Future(devices=[buffer.device])
-        # DDP would take an exception that a future holds for the tensor; one raised by a callback
-        # it raises.
-        promised = future.then(_value)
-        job = self._job(index, buffer, bucket.parameters(), bucket.is_last(), future)
-        self._last_submitted = time.perf_counter()
-        self._worker.submit(job)
-        self._meter.count("hook_calls")
-        self._meter.count("time/hook_s", time.perf_counter() - begin)
+        return future, future.then(_value)
+
+    def _step_done(self, step: int) -> None:
+        """Counted before backward can return."""
+        self._meter.step_done(step, time.perf_counter() - self._last_submitted)
+
+    def _encode(
+        self, place: Place, known: _Bucket, buffer: torch.Tensor, is_last: bool
+    ) -> "torch.futures.Future[torch.Tensor]":
+        """The gradient travels as its codecs say."""
+        future, promised = self._promise(buffer)
+        memory, codecs = Memory(buffer), known.codecs
+        assert codecs is not None
+
+        def done(outcome: Outcome) -> None:
+            known.agreed = True
+            if memory.on_device:
+                memory.store(1.0 / self._engine.world)
+            self._meter.job_done(outcome.record, codecs.records(), place, outcome.repeats)
+            if is_last:
+                self._step_done(place.step)
+            with memory.order():
+                future.set_result(buffer)
+
+        self._engine.run(
+            place,
+            known.plan,
+            codecs.parts(memory.address),
+            done,
+            future.set_exception,  # type: ignore[arg-type]  # torch's stubs are wrong
+            loss_scale=self._loss_scale,
+            in_place=self._in_place and not self._engine.repeats,
+            prepare=memory.fetch if memory.on_device else None,
+        )
+        return promised
+
+    def _leaves(self, place: Place, known: _Bucket, buffer: torch.Tensor) -> bool:
+        """Whether the backend adds this gradient as DDP itself would have it do: what no codec
+        takes, and what would travel as it is anyway."""
+        if known.codecs is not None:
+            return known.agreed and self._engine.leaves(buffer) and known.codecs.all_dense()
+        if not known.agreed:  # a backend that is given different sizes may end the process
+            self._engine.agree_now(place, known.plan)
+            known.agreed = True
+        return True
+
+    def _leave(
+        self, place: Place, known: _Bucket, buffer: torch.Tensor, is_last: bool
+    ) -> "torch.futures.Future[torch.Tensor]":
+        if known.codecs is not None:
+            known.codecs.skip_step()
+        scale = 1.0 / self._engine.world
+        if self._in_place:
+            sums = buffer.mul_(scale)
+        else:  # DDP copies it back when it is done
+            if known.sums is None:
+                known.sums = torch.empty_like(buffer)
+            sums = torch.mul(buffer, scale, out=known.sums)
+        begin = time.perf_counter()
+        nbytes = sums.numel() * sums.element_size()
+        mode = "mode/dense" if known.codecs is not None else "fallback/dtype"
+
+        def done(ended: "torch.futures.Future[torch.Tensor]") -> torch.Tensor:
+            summed = ended.value()
+            self._meter.left_done(begin, time.perf_counter(), place, nbytes, mode)
+            if is_last:
+                self._step_done(place.step)
+            return summed
+
+        return self._engine.leave(sums, place).then(done)
+
+    def _sum_rows(
+        self, place: Place, buffer: torch.Tensor, parameters: list[torch.Tensor], is_last: bool
+    ) -> "torch.futures.Future[torch.Tensor]":
+        name = self._names.get(id(parameters[0]), str(place.bucket))
+        sums = self._sparse.get(name)
+        if sums is None:
+            spec = self._specs.of(name)
+            sums = self._sparse[name] = SparseSums(self._engine, spec, name, self._seed)
+        future, promised = self._promise(buffer)
+
+        def done(result: torch.Tensor) -> None:
+            if is_last:
+                self._step_done(place.step)
+            future.set_result(result)
+
+        sums.run(
+            place,
+            buffer,
+            1.0 / self._engine.world,
+            self._meter,
+            done,
+            future.set_exception,  # type: ignore[arg-type]  # torch's stubs are wrong
+            loss_scale=self._loss_scale,
+        )
         return promised
 
     def _begin_step(self) -> None:
@@ -218,68 +277,11 @@ class Handle:
         if scale != self._loss_scale:
             # Residuals are in units of the scaled gradient.
             factor = scale / self._loss_scale
-            self._worker.drain()
+            self._engine.drain()
             for known in self._buckets.values():
-                for run in known.coder.runs if known.coder else []:
+                for run in known.codecs.runs if known.codecs else []:
                     run.codec.scale_residual(factor)
             self._loss_scale = scale
-
-    def _job(
-        self,
-        index: int,
-        buffer: torch.Tensor,
-        parameters: list[torch.Tensor],
-        is_last: bool,
-        future: "torch.futures.Future[torch.Tensor]",
-    ) -> Job:
-        step = self._step
-
-        def done(memory: Memory) -> None:
-            if is_last:  # counted before backward can return
-                self._meter.step_done(step, time.perf_counter() - self._last_submitted)
-            with memory.order():
-                future.set_result(memory.result)
-
-        place = Place(step, index)
-        common: dict[str, Any] = {
-            "loss_scale": self._loss_scale,
-            "done": done,
-            "failed": future.set_exception,
-        }
-        if buffer.is_sparse:
-            name = self._names.get(id(parameters[0]), str(index))
-            sums = self._sparse.get(name)
-            if sums is None:
-                spec = self._specs.of(name)
-                sums = self._sparse[name] = SparseSums(self._engine, spec, name, self._seed)
-            scale = 1.0 / self._engine.world
-            return SparseJob(
-                self._worker.greeter, self._meter, place, buffer, sums=sums, scale=scale, **common
-            )
-        known = self._bucket(index, buffer, parameters)
-        if known.coder is None:
-            self._meter.count("fallback/dtype")
-            return PlainJob(
-                self._worker.greeter,
-                self._meter,
-                place,
-                buffer,
-                known.plan,
-                scale=1.0 / self._engine.world,
-                in_place=self._in_place,
-                **common,
-            )
-        return CodecJob(
-            self._worker.greeter,
-            self._meter,
-            place,
-            buffer,
-            known.plan,
-            coder=known.coder,
-            in_place=self._in_place,
-            device_scale=1.0 / self._engine.world,
-            **common,
-        )
 
     # ---- layouts
 
@@ -292,7 +294,7 @@ class Handle:
         here = {self._names.get(id(p)) for p in parameters}
         stale = [i for i, b in self._buckets.items() if i == index or here.intersection(b.names)]
         if stale:
-            self._worker.drain()
+            self._engine.drain()
             self._park(stale)
         self._buckets[index] = known = self._make_bucket(index, key, buffer, parameters)
         return known
@@ -303,8 +305,8 @@ class Handle:
             known = self._buckets.pop(index)
             for name, codec, segment in known.owners:
                 self._parked[name] = _Residual(codec.save_segment(segment), self._loss_scale)
-            if known.coder is not None:
-                known.coder.close()
+            if known.codecs is not None:
+                known.codecs.close()
 
     def _make_bucket(
         self, index: int, key: tuple[Any, ...], buffer: torch.Tensor, parameters: list[torch.Tensor]
@@ -316,10 +318,7 @@ class Handle:
         dtype = DTYPES.get(buffer.dtype)
         specs = [self._specs.of(name) for name in names]
         lines = [f"{n} {s} {spec}" for n, s, spec in zip(names, sizes, specs)]
-        plan = Plan(
-            f"{buffer.dtype} {buffer.numel()} {buffer.device.type}: " + "; ".join(lines),
-            ordered=True,
-        )
+        plan = Plan(f"{buffer.dtype} {buffer.numel()} {buffer.device.type}: " + "; ".join(lines))
         if dtype is None:
             _log.PLAN.info("bucket %d: %s has no codec, travels as it is", index, buffer.dtype)
             return _Bucket(key, names, plan, None, [])
@@ -346,7 +345,7 @@ class Handle:
             len(names),
             ", ".join(sorted(set(specs))),
         )
-        return _Bucket(key, names, plan, Coder(runs, buffer.element_size()), owners)
+        return _Bucket(key, names, plan, Codecs(runs, buffer.element_size()), owners)
 
     def _make_codec(
         self, spec: str, dtype: str, device: torch.device, parameters: list[tuple[str, int]]
@@ -359,11 +358,11 @@ class Handle:
             world=engine.world,
             worker=engine.rank,
             seed=self._seed,
-            bucket=_header.digest(" ".join(name for name, _ in parameters)),
+            bucket=digest(" ".join(name for name, _ in parameters)),
             # On a device the division happens there.
             scale=1.0 / engine.world if device.type == "cpu" else 1.0,
             first_step=self._step,
-            segments=[(_header.digest(name), size) for name, size in parameters],
+            segments=[(digest(name), size) for name, size in parameters],
             latency_us=engine.link.latency_us,
             gbit_per_s=engine.link.gbit_per_s,
         )
@@ -389,7 +388,7 @@ class Handle:
             worker=self._engine.rank,
             seed=self._seed,
             first_step=self._step,
-            segments=[(_header.digest(name), size)],
+            segments=[(digest(name), size)],
         ) as codec:
             codec.load_segment(0, parked.state)
             codec.scale_residual(self._loss_scale / parked.loss_scale)
@@ -412,7 +411,7 @@ class Handle:
     def state_dict(self) -> dict[str, Any]:
         """What a restarted rank needs: residuals by parameter name, step, seed, codec. Each rank
         has its own; call it between steps."""
-        self._worker.drain()
+        self._engine.drain()
         residuals = dict(self._parked)
         for known in self._buckets.values():
             for name, codec, segment in known.owners:
@@ -440,7 +439,7 @@ class Handle:
             raise InvalidArgument(
                 f"state of format {state.get('format')!r}, this is {STATE_FORMAT}"
             )
-        self._worker.drain()
+        self._engine.drain()
         rank, world = self._engine.rank, self._engine.world
         kept: dict[str, _Residual] = {}
         dropped: list[str] = []
@@ -470,8 +469,8 @@ class Handle:
         if int(state["seed"]) != self._seed:
             _log.STATE.warning("seed %s of the state replaces %d", state["seed"], self._seed)
         for known in self._buckets.values():
-            if known.coder is not None:
-                known.coder.close()
+            if known.codecs is not None:
+                known.codecs.close()
         self._buckets.clear()
         self._parked = kept
         self._seed = int(state["seed"])
@@ -484,11 +483,11 @@ class Handle:
         self.close()
 
     def close(self) -> None:
-        """Ends the worker's thread. The model cannot run backward afterwards; `detach` lets it."""
+        """Ends its threads. The model cannot run backward afterwards; `detach` lets it."""
         self._meter.stop_trace()
-        self._worker.close()
+        self._engine.close()
 
     @property
     def failure(self) -> Optional[addend.Error]:
         """What ended the exchange, if something did."""
-        return self._worker.failure
+        return self._engine.failure

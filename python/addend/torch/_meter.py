@@ -7,32 +7,32 @@ import collections
 import json
 import threading
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from addend import InvalidArgument, Report
-from addend.mesh import spans_of
+from addend.pipeline import STAGES, spans_of
 from addend.report import from_record
 from addend.torch import _log
-from addend.torch._rollcall import Place
+from addend.torch._peers import Place
 
 _MOST_EVENTS = 200_000
-_MOST_TRIPS = 16
+_MOST_RECORDS = 16
 # A range for torch's profiler; the light kind is not in every torch.
 profiler_range = getattr(
     getattr(torch._C, "_profiler", None),
     "_RecordFunctionFast",
     torch.autograd.profiler.record_function,
 )
-STAGES = ("encode", "agree", "reduce", "decode")  # agree: waiting for headers, so for slow ranks
 
 
 class Trace:
     """Complete events in the Chrome/Perfetto JSON form; `pid` is the rank, a lane a thread.
 
     It covers `steps` steps from that of the first event on. The file is opened at once, so that
-    the caller hears of a bad path, not the worker.
+    the caller hears of a bad path.
     """
 
     def __init__(self, rank: int, path: str, steps: int) -> None:
@@ -86,28 +86,16 @@ class Trace:
             json.dump({"traceEvents": events + list(self._events), "otherData": meta}, file)
 
 
-class _Stage:
-    """A context; written out because it is entered several times a bucket."""
+class _Record(NamedTuple):
+    """What a job did, as native code tells it."""
 
-    __slots__ = ("_begin", "_meter", "_range", "_what")
-
-    def __init__(self, meter: Meter, *what: Any) -> None:
-        self._meter, self._what = meter, what
-        self._range = profiler_range(f"addend::{what[0]}")
-
-    def __enter__(self) -> None:
-        self._begin = time.perf_counter()
-        self._range.__enter__()
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        self._range.__exit__(kind, error, trace)
-        if kind is None:
-            name, step, bucket = self._what
-            self._meter.add_time(name, self._begin, time.perf_counter(), step, bucket)
+    spans: bytes
+    codecs: Sequence[tuple[bytes, int]]  # with their elements
+    place: Place
 
 
 class Meter:
-    """Written by the worker's thread, read by anyone."""
+    """Written by whoever ends jobs, read by anyone."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -115,11 +103,7 @@ class Meter:
         self._totals: dict[str, float] = collections.defaultdict(float)
         self._last: dict[str, float] = {}
         self._trace: Trace | None = None
-        self._trips: list[tuple[bytes, bytes, Place, int]] = []  # not counted yet
-
-    def stage(self, name: str, step: int, bucket: int) -> _Stage:
-        """Times a stage of a bucket; also a range for torch's profiler."""
-        return _Stage(self, name, step, bucket)
+        self._records: list[_Record] = []  # not counted yet
 
     def add_time(self, name: str, begin: float, end: float, step: int, bucket: int) -> None:
         with self._lock:
@@ -134,12 +118,8 @@ class Meter:
         with self._lock:
             self._totals[key] += amount
 
-    def bucket_done(self, report: Report, elements: int) -> None:
+    def _codec_done(self, report: Report, elements: int) -> None:
         """One codec's step: bytes, what it fell back to, what it saw of density and error."""
-        with self._lock:
-            self._bucket_done(report, elements)
-
-    def _bucket_done(self, report: Report, elements: int) -> None:
         totals = self._totals
         totals["wire_bytes"] += report.wire_bytes
         totals["dense_bytes"] += report.dense_bytes
@@ -157,20 +137,33 @@ class Meter:
             for rank in range(report.missing.bit_length()):
                 totals[f"missing/rank_{rank}"] += report.missing >> rank & 1
 
-    def trip_done(self, trip: bytes, codec: bytes, place: Place, elements: int) -> None:
-        """A trip's step, by its record and its codec's: counted when somebody asks, or when many
-        have come together, for counting takes longer than a small sum."""
+    def job_done(
+        self, spans: bytes, codecs: Sequence[tuple[bytes, int]], place: Place, repeats: int = 0
+    ) -> None:
+        """A gradient's step, by its records and its codecs': counted when somebody asks, or when
+        many have come together, for counting takes longer than a small sum."""
         with self._lock:
-            self._trips.append((trip, codec, place, elements))
-            if len(self._trips) >= _MOST_TRIPS:
-                self._count_trips()
+            self._records.append(_Record(spans, codecs, place))
+            if repeats:
+                self._totals["repeated_buckets"] += repeats
+            if len(self._records) >= _MOST_RECORDS:
+                self._count_records()
 
-    def _count_trips(self) -> None:
-        for trip, codec, place, elements in self._trips:
-            for stage, begin, end in spans_of(trip):
-                self._add_time(stage, begin, end, place.step, place.bucket)
-            self._bucket_done(from_record(codec), elements)
-        self._trips.clear()
+    def _count_records(self) -> None:
+        for record in self._records:
+            for stage, begin, end in spans_of(record.spans):
+                self._add_time(stage, begin, end, record.place.step, record.place.bucket)
+            for codec, elements in record.codecs:
+                self._codec_done(from_record(codec), elements)
+        self._records.clear()
+
+    def left_done(self, begin: float, end: float, place: Place, nbytes: int, mode: str) -> None:
+        """A gradient that the backend added as it is."""
+        with self._lock:
+            self._add_time("reduce", begin, end, place.step, place.bucket)
+            self._totals["wire_bytes"] += nbytes
+            self._totals["dense_bytes"] += nbytes
+            self._totals[mode] += 1
 
     def raw_bytes(self, wire: int, dense: int) -> None:
         """A bucket that travelled without a codec."""
@@ -192,12 +185,12 @@ class Meter:
         self.stop_trace()
         trace = Trace(self._rank, path, steps)
         with self._lock:
-            self._count_trips()
+            self._count_records()
             self._trace = trace
 
     def stop_trace(self) -> None:
         with self._lock:
-            self._count_trips()
+            self._count_records()
             trace, self._trace = self._trace, None
         if trace is None:
             return
@@ -208,7 +201,7 @@ class Meter:
 
     def snapshot(self) -> dict[str, float]:
         with self._lock:
-            self._count_trips()
+            self._count_records()
             totals = dict(self._totals)
             last = dict(self._last)
         union, of = totals.pop("_union", 0.0), totals.pop("_union_of", 0.0)

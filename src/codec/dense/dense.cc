@@ -41,6 +41,8 @@ class DenseCodec final : public SteppedCodec {
     return {};
   }
 
+  void do_skip_step() override { ++step_; }
+
   const void* gradient_ = nullptr;
   const void* plane_ = nullptr;
   Buffer copy_;

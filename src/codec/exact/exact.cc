@@ -273,12 +273,15 @@ Status ExactCodec::do_finish(void* gradient) {
   return {};
 }
 
-void ExactCodec::observe(const void* sum) {
+void ExactCodec::do_skip_step() {
   ++seen_.steps;
-  if (mode_ == Mode::kDense) {
-    ++seen_.dense_steps;
-    return make_plan();
-  }
+  ++seen_.dense_steps;
+  make_plan();
+}
+
+void ExactCodec::observe(const void* sum) {
+  if (mode_ == Mode::kDense) return do_skip_step();
+  ++seen_.steps;
   // After a run of dense steps what was seen before it is no more than a guess.
   const bool looked = seen_.dense_steps > 0;
   if (looked) unions_.clear();

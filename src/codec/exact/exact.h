@@ -38,6 +38,7 @@ class ExactCodec final : public SteppedCodec {
   Status do_begin(const void* gradient) override;
   Result<bool> do_round(Round& round) override;
   Status do_finish(void* gradient) override;
+  void do_skip_step() override;
 
   bool reproducible() const { return options_.values == Values::kReproducible; }
   // The gradient is scanned for live blocks, not for non-zeros. Reproducible values need those for

@@ -41,9 +41,22 @@ std::string named(uint32_t worker, const std::string& what) {
 
 }  // namespace
 
+uint64_t exchange_bytes(const Link& link, std::size_t world) {
+  constexpr uint64_t kMost = 8 << 20;  // beyond this, a copy from everybody is too much memory
+  const auto workers = static_cast<double>(world);
+  // An exchange sends (world - 1) times the bytes, two steps send 2 / world of that.
+  const double extra = (workers - 1) * (1 - 2 / workers);
+  const double most = static_cast<double>(kMost) / workers;
+  if (extra <= 0) return static_cast<uint64_t>(most);
+  return static_cast<uint64_t>(std::min(most, link.latency_us * link.gbit_per_s * 125 / extra));
+}
+
 MeshReducer::MeshReducer(std::vector<net::Descriptor> sockets, net::Descriptor waker,
                          const Options& options)
-    : options_(options), channels_(sockets.size()), waker_(std::move(waker)) {
+    : worker_(options.worker),
+      exchange_bytes_(options.exchange_bytes),
+      channels_(sockets.size()),
+      waker_(std::move(waker)) {
   for (std::size_t i = 0; i < sockets.size(); ++i) {
     if (sockets[i]) guards_.emplace_back(sockets[i].get());
     channels_[i].socket = std::move(sockets[i]);
@@ -77,8 +90,9 @@ Result<uint64_t> MeshReducer::start_step(std::span<const Claim> claims, Round& r
   if (claims.size() > kMaxClaims) {
     return make_error(Errc::kInvalidArgument, "agree takes at most 8 claims");
   }
+  if (woken_.exchange(false)) take_wake();  // whoever called it finds what it is about in time
   if (spare_transfers_.empty()) spare_transfers_.push_back(std::make_unique<Transfer>());
-  const Way way = choose_way(round, options_.exchange_bytes, world());
+  const Way way = choose_way(round, exchange_bytes_, world());
   const Status begun = spare_transfers_.back()->begin(next_, round, way, world(), worker());
   if (!begun) return break_down(begun.error());  // the others start a round that we do not
   Transfer& transfer = *spare_transfers_.back();
@@ -104,6 +118,9 @@ Result<bool> MeshReducer::wait(uint64_t number, Deadline deadline) {
   const auto spin_until = Clock::now() + kSpin;
   while (!transfer.done()) {
     if (!broken_.empty()) return make_error(Errc::kUnavailable, broken_);
+    if (interrupted_) {
+      return break_down(make_error(Errc::kUnavailable, "the rounds under way were interrupted"));
+    }
     Status status = progress();
     if (transfer.done()) break;
     if (status) status = check_lost(transfer);
@@ -132,7 +149,20 @@ Status MeshReducer::reduce(Round& round, Deadline deadline) {
   }
 }
 
-void MeshReducer::wake() { eventfd_write(waker_.get(), 1); }
+void MeshReducer::wake() {
+  woken_ = true;
+  eventfd_write(waker_.get(), 1);
+}
+
+void MeshReducer::interrupt() {
+  interrupted_ = true;
+  wake();
+}
+
+void MeshReducer::take_wake() {
+  eventfd_t count;
+  eventfd_read(waker_.get(), &count);
+}
 
 void MeshReducer::abandon() {
   break_down(make_error(Errc::kUnavailable, "the rounds under way were abandoned"));
@@ -192,9 +222,10 @@ Result<bool> MeshReducer::sleep(Deadline deadline) {
   const timespec pause = to_timespec(deadline - Clock::now());
   const int ready = ppoll(events_.data(), events_.size(), &pause, nullptr);
   if (ready < 0 && errno != EINTR) return net::io_error("poll");
-  if (ready <= 0 || events_[0].revents == 0) return false;
-  eventfd_t count;
-  eventfd_read(waker_.get(), &count);
+  if (ready < 0) return true;  // a signal: its handler may want the thread
+  if (ready == 0 || events_[0].revents == 0) return false;
+  woken_ = false;
+  take_wake();
   return true;
 }
 

@@ -16,6 +16,7 @@
 //                                            `-- no room: held until a round starts or ends
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -34,6 +35,9 @@
 
 namespace addend::mesh {
 
+/// Up to where one step with everyone's bytes beats two steps with a share of them.
+uint64_t exchange_bytes(const Link& link, std::size_t world);
+
 class MeshReducer final : public Reducer {
  public:
   struct Options {
@@ -49,12 +53,15 @@ class MeshReducer final : public Reducer {
   ~MeshReducer() override;
 
   uint32_t world() const override { return static_cast<uint32_t>(channels_.size()); }
-  uint32_t worker() const override { return options_.worker; }
+  uint32_t worker() const override { return worker_; }
+  void set_link(const Link& link) override { exchange_bytes_ = exchange_bytes(link, world()); }
 
   Result<uint64_t> start(Round& round) override { return start_step({}, round); }
   Result<uint64_t> start_step(std::span<const Claim> claims, Round& round) override;
   Result<bool> wait(uint64_t number, Deadline deadline) override;
   void wake() override;
+  void interrupt() override;
+  bool can_wake() const override { return true; }
   void abandon() override;
   Status reduce(Round& round, Deadline deadline) override;
 
@@ -103,8 +110,9 @@ class MeshReducer final : public Reducer {
   void fold_if_ready(Transfer& transfer);
 
   Status progress();
-  /// Sleeps until something can be moved; true: wake was called.
+  /// Sleeps until something can be moved; true: wake was called, or a signal came.
   Result<bool> sleep(Deadline deadline);
+  void take_wake();
   /// Whether `from` still owes us lanes of a round under way.
   bool owes(uint32_t from) const;
   Status check_lost(const Transfer& transfer) const;
@@ -113,10 +121,12 @@ class MeshReducer final : public Reducer {
   Error break_down(const Error& error);
   Error late(const Transfer& transfer) const;
 
-  const Options options_;
+  const uint32_t worker_;
+  uint64_t exchange_bytes_;
   std::vector<Channel> channels_;
   std::deque<net::ForkGuard> guards_;  // of their sockets
   net::Descriptor waker_;
+  std::atomic<bool> woken_{false}, interrupted_{false};
   uint64_t next_ = 0;
   std::map<uint64_t, std::unique_ptr<Transfer>> transfers_;  // started, not waited for to the end
   std::vector<std::unique_ptr<Transfer>> spare_transfers_;   // for their memory

@@ -553,7 +553,7 @@ TEST(MeshRendezvous, AWorkerMayRestartBeforeAllHaveMet) {
 
 TEST(MeshRendezvous, OtherLinksDoNotMeet) {
   auto all = meshes(3);
-  all[2].gbit_per_s = 100;
+  all[2].link.gbit_per_s = 100;
   for (MeshOptions& options : all)
     options.join_timeout = std::chrono::milliseconds(300);
   meet_all(all, [](uint32_t w, Result<std::unique_ptr<Reducer>> reducer) {

@@ -49,21 +49,10 @@ struct Greeting {
   bool over() const { return sent == sizeof(Hello) && got == sizeof(Hello); }
 };
 
-// Up to where one step with everyone's bytes beats two steps with a share of them.
-uint64_t exchange_bytes(const MeshOptions& options) {
-  constexpr uint64_t kMost = 8 << 20;  // beyond this, a copy from everybody is too much memory
-  const double world = static_cast<double>(options.peers.size());
-  // An exchange sends (world - 1) times the bytes, two steps send 2 / world of that.
-  const double extra = (world - 1) * (1 - 2 / world);
-  const double most = static_cast<double>(kMost) / world;
-  if (extra <= 0) return static_cast<uint64_t>(most);
-  return static_cast<uint64_t>(
-      std::min(most, options.latency_us * options.gbit_per_s * 125 / extra));
-}
-
 // Of what must be the same on all workers.
 uint64_t hash_of(const MeshOptions& options) {
-  uint64_t hash = addend_random(options.peers.size(), exchange_bytes(options));
+  uint64_t hash =
+      addend_random(options.peers.size(), exchange_bytes(options.link, options.peers.size()));
   for (const std::string& peer : options.peers) {
     for (const char letter : peer)
       hash = addend_random(hash, static_cast<uint8_t>(letter));
@@ -303,7 +292,7 @@ Status check(const MeshOptions& options) {
   if (options.token.size() > kTokenBytes) {
     return make_error(Errc::kInvalidArgument, "a token has at most 32 bytes");
   }
-  if (!(options.latency_us >= 0) || !(options.gbit_per_s > 0)) {
+  if (!(options.link.latency_us >= 0) || !(options.link.gbit_per_s > 0)) {
     return make_error(Errc::kInvalidArgument, "a link has a latency and a speed");
   }
   return {};
@@ -321,8 +310,9 @@ Result<std::unique_ptr<Reducer>> create_mesh_reducer(const MeshOptions& options)
   ADDEND_TRY(mesh::check(options));
   auto sockets = mesh::meet(options);
   if (!sockets) return sockets.error();
-  auto made = mesh::MeshReducer::create(*std::move(sockets),
-                                        {options.worker, mesh::exchange_bytes(options)});
+  auto made = mesh::MeshReducer::create(
+      *std::move(sockets),
+      {options.worker, mesh::exchange_bytes(options.link, options.peers.size())});
   if (!made) return made.error();
   return std::unique_ptr<Reducer>(*std::move(made));
 }

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <string>
 
 #include "addend/fold.h"
 #include "base/bits.h"
@@ -99,6 +101,9 @@ Status Transfer::begin(uint64_t number, const Round& round, Way way, uint32_t wo
 void Transfer::claim(std::span<const Reducer::Claim> claims) {
   claim_count_ = claims.size();
   std::copy(claims.begin(), claims.end(), claims_.begin());
+  claimed_.assign(world_, {});
+  for (std::size_t i = 0; i < claims.size(); ++i)
+    claimed_[worker_][i] = claims[i].value;
 }
 
 Frame Transfer::frame(Kind kind, uint64_t length) const {
@@ -132,23 +137,38 @@ void Transfer::arrived(Kind kind, uint32_t from) {
   }
 }
 
-// Claims come first: they say in a caller's words why the planes may differ.
 bool Transfer::accepts(uint32_t from, const Frame& frame) {
-  const Frame own = this->frame(Kind::kShare, 0);
-  for (std::size_t i = 0; i < std::size(own.claims); ++i) {
-    if (frame.claims[i] == own.claims[i]) continue;
-    const std::string what = i < claim_count_ ? claims_[i].what : "whether a step begins";
-    refused_ = make_error(Errc::kMismatch,
-                          "workers differ in " + what + "; worker " + std::to_string(from) +
-                              " has " + std::to_string(frame.claims[i]) + ", worker " +
-                              std::to_string(worker_) + " has " + std::to_string(own.claims[i]));
-    return false;
-  }
-  if (frame.shape == shape_) return true;
+  std::copy(std::begin(frame.claims), std::end(frame.claims), claimed_[from].begin());
+  const bool alike = claimed_[from] == claimed_[worker_];
+  if (alike && frame.shape == shape_) return true;
   refused_ = make_error(Errc::kMismatch, "worker " + std::to_string(from) +
                                              " brings planes of another shape than worker " +
                                              std::to_string(worker_));
   return false;
+}
+
+// By then everybody's claims are here. They say in a caller's words why planes may differ.
+std::optional<Error> Transfer::refused() const {
+  for (std::size_t i = 0; refused_ && i < Reducer::kMaxClaims; ++i) {
+    std::map<uint64_t, uint32_t> counts;
+    for (const auto& claims : claimed_)
+      ++counts[claims[i]];
+    if (counts.size() == 1) continue;
+    uint64_t common = claimed_[0][i];
+    for (const auto& claims : claimed_) {
+      if (counts[claims[i]] > counts[common]) common = claims[i];
+    }
+    const std::string what = i < claim_count_ ? claims_[i].what : "whether a step begins";
+    std::string text = "workers differ in " + what + ": most have " + std::to_string(common);
+    constexpr int kMostNamed = 8;
+    int named = 0;
+    for (uint32_t w = 0; w < world_; ++w) {
+      if (claimed_[w][i] == common || named++ >= kMostNamed) continue;
+      text += ", worker " + std::to_string(w) + " has " + std::to_string(claimed_[w][i]);
+    }
+    return make_error(Errc::kMismatch, text);
+  }
+  return refused_;
 }
 
 std::optional<Kind> Transfer::fold_if_ready() {

@@ -88,7 +88,7 @@ class Transfer {
   bool done() const { return folded_ && shares_ + unsent_ == 0 && (sums_ == 0 || !two_steps()); }
   bool waits_for(uint32_t from) const;
   /// Why the sums are of no use: a worker brought something else.
-  const std::optional<Error>& refused() const { return refused_; }
+  std::optional<Error> refused() const;
 
  private:
   /// The lanes of a plane that a worker folds; in a gather, those that it brings.
@@ -111,9 +111,10 @@ class Transfer {
   uint32_t world_ = 1, worker_ = 0;
   std::size_t claim_count_ = 0;
   std::array<Reducer::Claim, Reducer::kMaxClaims> claims_{};
-  std::vector<bool> got_share_, got_sums_;  // by worker
-  uint32_t shares_ = 0, unsent_ = 0;        // messages still to come, and to go
-  uint32_t sums_ = 0;                       // or refusals still to come, if two_steps
+  std::vector<std::array<uint64_t, Reducer::kMaxClaims>> claimed_;  // by worker
+  std::vector<bool> got_share_, got_sums_;                          // by worker
+  uint32_t shares_ = 0, unsent_ = 0;  // messages still to come, and to go
+  uint32_t sums_ = 0;                 // or refusals still to come, if two_steps
   bool folded_ = false;
   std::optional<Error> refused_;
   Buffer received_;           // the other workers' lanes of our share

@@ -21,8 +21,10 @@
 #include <thread>
 
 #include <poll.h>
+#include <sys/eventfd.h>
 
 #include "base/bits.h"
+#include "net/descriptor.h"
 #include "net/udp_socket.h"
 #include "reduce/service/chunks.h"
 #include "reduce/service/session.h"
@@ -52,8 +54,10 @@ class ServiceReducer final : public Reducer {
     if (!socket) return socket.error();
     auto session = Session::join(options, *socket, {}, Clock::now() + options.join_timeout);
     if (!session) return session.error();
-    std::unique_ptr<ServiceReducer> reducer(
-        new ServiceReducer(options, *std::move(socket), *std::move(session)));
+    net::Descriptor interruption(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+    if (!interruption) return net::io_error("eventfd");
+    std::unique_ptr<ServiceReducer> reducer(new ServiceReducer(
+        options, *std::move(socket), *std::move(session), std::move(interruption)));
     ADDEND_TRY(reducer->stream_.enter(reducer->view()));
     return std::unique_ptr<Reducer>(std::move(reducer));
   }
@@ -94,11 +98,13 @@ class ServiceReducer final : public Reducer {
   }
   uint32_t quorum() const override { return quorum_; }
   uint64_t missing() const override { return missing_; }
+  void interrupt() override { eventfd_write(interruption_.get(), 1); }
 
  private:
   ServiceReducer(const ServiceReducerOptions& options, net::UdpSocket socket,
-                 std::unique_ptr<Session> session)
+                 std::unique_ptr<Session> session, net::Descriptor interruption)
       : options_(options),
+        interruption_(std::move(interruption)),
         socket_(std::move(socket)),
         outbox_(socket_),
         session_(std::move(session)),
@@ -202,8 +208,10 @@ class ServiceReducer final : public Reducer {
     const uint64_t left = until > to_ns(now) ? until - to_ns(now) : 0;
     const timespec pause{static_cast<time_t>(left / 1'000'000'000),
                          static_cast<long>(left % 1'000'000'000)};
-    pollfd ready[] = {{socket_.fd(), POLLIN, 0}, {session_->fd(), POLLIN, 0}};
-    ppoll(ready, 2, &pause, nullptr);
+    pollfd ready[] = {
+        {socket_.fd(), POLLIN, 0}, {session_->fd(), POLLIN, 0}, {interruption_.get(), POLLIN, 0}};
+    ppoll(ready, std::size(ready), &pause, nullptr);
+    if (ready[2].revents != 0) return interrupted();
     if (ready[1].revents == 0) return {};
     switch (session_->news()) {
       case Session::News::kNone:
@@ -215,6 +223,16 @@ class ServiceReducer final : public Reducer {
         return rejoin(deadline);
     }
     return {};
+  }
+
+  static Error interrupted() {
+    return make_error(Errc::kUnavailable, "the rounds under way were interrupted");
+  }
+
+  // Also when it came before: nothing takes it back.
+  bool is_interrupted() const {
+    pollfd ready{interruption_.get(), POLLIN, 0};
+    return poll(&ready, 1, 0) > 0;
   }
 
   Status receive(const Chunks& chunks, uint64_t first) {
@@ -282,6 +300,7 @@ class ServiceReducer final : public Reducer {
     if (options_.return_timeout.count() > 0)
       until = std::min(until, Clock::now() + options_.return_timeout);
     while (Clock::now() < until) {
+      if (is_interrupted()) return interrupted();
       const auto patience = std::min(until, Clock::now() + options_.join_timeout);
       auto session = Session::join(options_, socket_, stream_.positions(), patience);
       if (session) {
@@ -347,6 +366,7 @@ class ServiceReducer final : public Reducer {
   }
 
   ServiceReducerOptions options_;
+  net::Descriptor interruption_;  // readable from then on
   net::UdpSocket socket_;
   net::Inbox inbox_;
   net::Outbox outbox_;

@@ -4,8 +4,7 @@
 Backends report a lost peer by address, or not at all. Every rank therefore answers, in a thread of
 its own, where it is: step, bucket, round. A rank whose work failed asks all others, tells them, and
 its error names the ranks that are dead (nobody listens), stuck (no answer) or elsewhere. Messages
-are fixed records behind a token that only members know; nothing is ever deserialised. The same
-doors let ranks link up directly, for the mesh.
+are fixed records behind a token that only members know; nothing is ever deserialised.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from addend import Unavailable
 
 _TOKEN_BYTES = 16
 _ADDRESS_BYTES = 64
-_ASK, _ABORT, _LINK = 1, 2, 3
+_ASK, _ABORT = 1, 2
 # state, step, bucket, round, length of the text that follows
 _ANSWER = struct.Struct("!BQIIH")
 _REQUEST = struct.Struct(f"!{_TOKEN_BYTES}sBIH")  # token, kind, sender, length of the text
@@ -99,7 +98,8 @@ def _make_socket(address: str) -> socket.socket:
     return made
 
 
-def _listen() -> socket.socket:
+def listen() -> socket.socket:
+    """A socket that other ranks can connect to."""
     for address in _candidates():
         listener = _make_socket(address)
         try:
@@ -176,10 +176,9 @@ class _Visitor:
     def __init__(self, connection: socket.socket, until: float) -> None:
         self.connection, self.until = connection, until
         self.received = b""
-        self.stays = False  # as a link
 
 
-class RollCall:
+class Peers:
     """One rank's end. `exchange` swaps byte strings of one length with all ranks (collective).
 
     `patience_s`: how long a rank may take to answer.
@@ -196,25 +195,23 @@ class RollCall:
         self.where: Callable[[], Place] = Place  # this rank is
         self._failure: str | None = None
         self._on_abort: Callable[[int, str], None] | None = None
-        self._linked: dict[int, socket.socket] = {}  # others' links to this rank
-        self._links_changed = threading.Condition()
-        self._listener = _listen()
+        self._listener = listen()
         address, port = self._listener.getsockname()[:2]
         token = os.urandom(_TOKEN_BYTES)
         text = f"{port} {address}".encode()[:_ADDRESS_BYTES]
         replies = exchange(token + text.ljust(_ADDRESS_BYTES))
-        self._token = replies[0][:_TOKEN_BYTES]  # rank 0's
+        self.token = replies[0][:_TOKEN_BYTES]  # rank 0's
         self._peers: list[tuple[str, int]] = []
         for reply in replies:
             port_text, _, host = reply[_TOKEN_BYTES:].decode().strip().partition(" ")
             self._peers.append((host, int(port_text)))
         self._wake, self._waker = socket.socketpair()
-        self._thread = threading.Thread(target=self._serve, name="addend-rollcall", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="addend-peers", daemon=True)
         self._thread.start()
-        _open_calls.add(self)
+        _open_peers.add(self)
 
     def on_abort(self, call: Callable[[int, str], None]) -> None:
-        """`call(rank, text)`, in the roll call's thread, when another rank gives up."""
+        """`call(rank, text)`, in a thread of ours, when another rank gives up."""
         self._on_abort = call
 
     def fail(self, text: str) -> None:
@@ -236,34 +233,10 @@ class RollCall:
         """Tells others that this rank gave up, so that they need not wait for their deadline."""
         self._ask(ranks, _ABORT, text)
 
-    def link(self) -> list[socket.socket | None] | None:
-        """A connection to every other rank, by rank; None if one of them cannot be had. All ranks
-        call it, and none uses its links before all have them."""
-        lower, higher = range(self.rank), set(range(self.rank + 1, self.world))
-        links: dict[int, socket.socket] = {}
-        self._ask(lower, _LINK, "", links)
-        until = time.monotonic() + 2 * self._patience  # another rank may begin that much later
-        with self._links_changed:
-            while not higher <= self._linked.keys() and time.monotonic() < until:
-                self._links_changed.wait(until - time.monotonic())
-            links.update(self._linked)
-            self._linked = {}
-        if len(links) < self.world - 1:
-            for one in links.values():
-                one.close()
-            return None
-        return [links.get(rank) for rank in range(self.world)]
-
-    def _ask(
-        self,
-        ranks: Sequence[int],
-        kind: int,
-        text: str,
-        keep: dict[int, socket.socket] | None = None,
-    ) -> list[Answer]:
-        """Answers by rank; `keep` gets the connections of those who answered."""
+    def _ask(self, ranks: Sequence[int], kind: int, text: str) -> list[Answer]:
+        """Answers by rank."""
         body = text.encode()[:_MOST_TEXT]
-        request = _REQUEST.pack(self._token, kind, self.rank, len(body)) + body
+        request = _REQUEST.pack(self.token, kind, self.rank, len(body)) + body
         until = time.monotonic() + self._patience
         answers: dict[int, Answer] = {}
         with selectors.DefaultSelector() as selector:
@@ -279,10 +252,7 @@ class RollCall:
                         selector.register(call.socket, call.events, call)
                     else:
                         answers[call.rank] = answer
-                        if keep is not None and answer.verdict == "working":
-                            keep[call.rank] = call.socket
-                        else:
-                            call.socket.close()
+                        call.socket.close()
             for key in list(selector.get_map().values()):
                 key.data.socket.close()
         # Whoever is left was accepted by a kernel at most: the process does not run.
@@ -297,8 +267,7 @@ class RollCall:
             def dismiss(visitor: _Visitor) -> None:
                 selector.unregister(visitor.connection)
                 del visitors[visitor.connection]
-                if not visitor.stays:
-                    visitor.connection.close()
+                visitor.connection.close()
 
             selector.register(self._listener, selectors.EVENT_READ)
             selector.register(self._wake, selectors.EVENT_READ)
@@ -344,15 +313,10 @@ class RollCall:
         if len(visitor.received) >= _REQUEST.size:
             token, kind, sender, length = _REQUEST.unpack_from(visitor.received)
             text = visitor.received[_REQUEST.size :]
-            if not hmac.compare_digest(token, self._token) or length > _MOST_TEXT:
+            if not hmac.compare_digest(token, self.token) or length > _MOST_TEXT:
                 return True
             if len(text) >= length:
                 self._answer(visitor.connection, kind, sender, text[:length])
-                if kind == _LINK:
-                    visitor.stays = True
-                    with self._links_changed:
-                        self._linked[sender] = visitor.connection
-                        self._links_changed.notify_all()
                 return True
         return not piece
 
@@ -370,26 +334,25 @@ class RollCall:
         if self._thread.is_alive():
             self._waker.send(b"x")
             self._thread.join(timeout=2 * self._patience)
-        for end in (self._listener, self._wake, self._waker, *self._linked.values()):
+        for end in (self._listener, self._wake, self._waker):
             end.close()
-        _open_calls.discard(self)
+        _open_peers.discard(self)
 
 
-_open_calls: weakref.WeakSet[RollCall] = weakref.WeakSet()
+_open_peers: weakref.WeakSet[Peers] = weakref.WeakSet()
 
 
 def _leave_to_parent() -> None:
     # A forked child (a data loader, say) may outlive its parent, whose listener must not live on.
-    for call in list(_open_calls):
-        for end in (call._listener, *call._linked.values()):
-            end.close()
+    for call in list(_open_peers):
+        call._listener.close()
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def describe(answers: Sequence[Answer], here: Place | None) -> str:
-    """One line that names who is at fault, as far as the roll call shows; empty if nobody is.
+    """One line that names who is at fault, as far as their answers show; empty if nobody is.
     `here`: name ranks that have not come so far, too."""
     parts = []
     for verdict, words in (("dead", "is dead (nobody listens)"), ("stuck", "is stuck (no answer)")):

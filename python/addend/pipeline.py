@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native engine: encodes, sums and decodes gradients in the order of their submission."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable, NamedTuple
+
+from addend import _native
+from addend._native import check, library
+from addend.codec import Codec
+from addend.errors import BY_STATUS, Error, Status, Unavailable
+from addend.reducer import Reducer
+
+STAGES = ("encode", "agree", "reduce", "decode")
+_UNBOUNDED = 1 << 31
+_SPAN_BYTES = ctypes.sizeof(_native.Span)
+_PIECES, _IN_PLACE = 1, 2
+
+
+class Part(NamedTuple):
+    """A gradient, or a part of one, by its address, and who encodes it."""
+
+    codec: Codec
+    address: int
+
+
+class Claim(NamedTuple):
+    """Something that must be the same on all workers, and what to call it."""
+
+    what: bytes  # lives as long as the pipeline
+    value: int
+
+
+class Outcome(NamedTuple):
+    """How a bucket ended."""
+
+    ticket: int
+    error: Error | None
+    record: bytes  # what `spans_of` reads; keeping it takes less time than reading it
+    repeats: int  # how often it began again because workers came or went
+
+
+def spans_of(record: bytes) -> Iterator[tuple[str, float, float]]:
+    """(stage, begin, end) of what a bucket did, in seconds of the monotonic clock."""
+    for span in (_native.Span * (len(record) // _SPAN_BYTES)).from_buffer_copy(record):
+        yield STAGES[span.stage], span.begin_ns * 1e-9, span.end_ns * 1e-9
+
+
+def _outcome_of(native: Any) -> Outcome:
+    error = None
+    if native.status != Status.OK:
+        kind = BY_STATUS.get(native.status, Unavailable)
+        error = kind((native.message or b"").decode(errors="replace"))
+    count = native.span_count
+    record = ctypes.string_at(native.spans, count * _SPAN_BYTES) if count else b""
+    return Outcome(native.ticket, error, record, native.repeats)
+
+
+class _Flying(NamedTuple):
+    """What a bucket needs until it ends."""
+
+    done: Callable[[Outcome], None]
+    prepare: Callable[[], None] | None
+    parts: Sequence[Part]
+
+
+class Pipeline:
+    """Buckets in flight over a reducer, which it makes all calls on. Any thread, but one submitter
+    at a time. It is closed, not collected: the threads that it has would not end."""
+
+    def __init__(self, reducer: Reducer, deadline_s: float) -> None:
+        self._reducer = reducer
+        reducer.stay_at_exit()
+        handle = ctypes.c_void_p()
+        deadline_ns = max(int(deadline_s * 1e9), 1)
+        check(library.pipeline_create(reducer.handle, _UNBOUNDED, deadline_ns, handle))
+        self._handle = handle.value
+        self._flying: dict[int, _Flying] = {}
+        self._numbers = itertools.count(1)
+        self._done = _native.DoneFunction(self._call_done)
+        self._prepare = _native.PrepareFunction(self._call_prepare)
+        self._no_prepare = _native.PrepareFunction()
+
+    def run(
+        self,
+        parts: Sequence[Part],
+        claims: Sequence[Claim],
+        done: Callable[[Outcome], None],
+        *,
+        here: bool = False,
+        pieces: bool = False,
+        in_place: bool = False,
+        prepare: Callable[[], None] | None = None,
+    ) -> Outcome | None:
+        """Submits. `done` is called in the thread that decodes, unless `here` is set and the bucket
+        came to its end in this thread: then its outcome is returned. `prepare` is called in the
+        thread that encodes, before gradients are read. Codecs are kept alive until the bucket has
+        ended; gradients are the caller's to keep."""
+        submission = _native.Submission()
+        submission.size = ctypes.sizeof(submission)
+        submission.flags = (_PIECES if pieces else 0) | (_IN_PLACE if in_place else 0)
+        submission.parts = (_native.Part * len(parts))()
+        for part, native_part in zip(parts, submission.parts):
+            native_part.codec, native_part.gradient = part.codec.handle, part.address
+        submission.part_count, submission.claim_count = len(parts), len(claims)
+        submission.claims = (_native.Claim * len(claims))()
+        for claim, native_claim in zip(claims, submission.claims):
+            native_claim.what, native_claim.value = claim
+        submission.prepare = self._no_prepare if prepare is None else self._prepare
+        submission.done = self._done
+        number = submission.context = next(self._numbers)
+        self._flying[number] = _Flying(done, prepare, parts)
+        ended, native = ctypes.c_int(), _native.Outcome()
+        try:
+            check(
+                library.pipeline_run(
+                    self._handle, submission, here, ctypes.byref(ended), ctypes.byref(native)
+                )
+            )
+        except Error:
+            del self._flying[number]
+            raise
+        if not ended.value:
+            return None
+        del self._flying[number]
+        return _outcome_of(native)
+
+    def _call_done(self, number: int, outcome: Any) -> None:
+        self._flying.pop(number).done(_outcome_of(outcome.contents))
+
+    def _call_prepare(self, number: int) -> int:
+        prepare = self._flying[number].prepare
+        assert prepare is not None
+        try:
+            prepare()
+        except BaseException as error:  # must not pass through C
+            library.set_error(str(error).encode())
+            return int(error.status if isinstance(error, Error) else Status.UNAVAILABLE)
+        return int(Status.OK)
+
+    def stop(self, error: Error) -> None:
+        """Ends what is under way, and whatever comes later, with an error. Any thread."""
+        library.pipeline_stop(self._handle, int(error.status), str(error).encode())
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """The ticket whose sums are waited for, and how many of its rounds were started."""
+        ticket, rounds = ctypes.c_uint64(), ctypes.c_uint32()
+        library.pipeline_position(self._handle, ctypes.byref(ticket), ctypes.byref(rounds))
+        return ticket.value, rounds.value
+
+    def close(self) -> None:
+        """After `stop`, or when nothing is in flight: otherwise it waits for that."""
+        handle, self._handle = self._handle, None
+        library.pipeline_destroy(handle)

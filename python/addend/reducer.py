@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's ends of groups that sum planes: what a pipeline talks to."""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Callable
+
+from addend import _native
+from addend._native import check, library
+from addend.codec import plane_of
+from addend.errors import Error, Status
+from addend.plane import Plane
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a group's network does, agreed by all workers."""
+
+    latency_us: float = 50.0  # of one network step, however small
+    gbit_per_s: float = 10.0
+
+
+class Reducer:
+    """Sums planes over all workers of a group. One thread at a time."""
+
+    def __init__(self, handle: ctypes.c_void_p, world: int, worker: int, *kept: Any) -> None:
+        """`kept`: what native code refers to."""
+        self.world, self.worker = world, worker
+        self._handle: int | None = handle.value
+        self._kept = kept
+        self._finalizer = weakref.finalize(self, _destroy, self.handle, kept)
+
+    @property
+    def handle(self) -> int:
+        """For the C ABI."""
+        assert self._handle is not None
+        return self._handle
+
+    def reduce(self, planes: Sequence[Plane], timeout_s: float) -> None:
+        """Sums every plane over all workers, in place; table sums into their `sums`. Changed if
+        another set of workers is in these sums than in the step's first."""
+        native = _native.Round()
+        for first in range(0, len(planes), _native.MAX_PLANES):
+            part = planes[first : first + _native.MAX_PLANES]
+            native.plane_count = len(part)
+            for slot, plane in zip(native.planes, part):
+                slot.op, slot.lanes, slot.data = plane.op, plane.lanes, plane.data
+                slot.table, slot.sums = plane.table or None, plane.sums or None
+            check(library.reducer_reduce(self.handle, native, int(timeout_s * 1e9)))
+
+    def begin_step(self) -> None:
+        """The next round is the first of a step: workers that were done without may take part."""
+        library.reducer_begin_step(self.handle)
+
+    @property
+    def quorum(self) -> int:
+        """How many workers suffice for a sum when others are late; 0: all are waited for."""
+        return int(library.reducer_quorum(self.handle))
+
+    @property
+    def missing(self) -> int:
+        """Workers that are not in the sums of this step: bit w is worker w."""
+        return int(library.reducer_missing(self.handle))
+
+    def measure_link(self, timeout_s: float) -> Link:
+        """The slowest worker's figures. Collective."""
+        link = _native.Link()
+        check(library.reducer_measure_link(self.handle, int(timeout_s * 1e9), link))
+        return Link(link.latency_us, link.gbit_per_s)
+
+    def set_link(self, link: Link) -> None:
+        """Reducers with several ways to do a round choose by it. The same on all workers."""
+        check(library.reducer_set_link(self.handle, _native.Link(link.latency_us, link.gbit_per_s)))
+
+    def give_up(self) -> tuple[int, tuple[Any, ...]]:
+        """The handle, and what it refers to, for one who owns it from now on."""
+        self._finalizer.detach()
+        handle, self._handle = self.handle, None
+        return handle, self._kept
+
+    def stay_at_exit(self) -> None:
+        """Whoever uses it closes it: when the interpreter exits it may still be in use."""
+        self._finalizer.atexit = False
+
+    @property
+    def closed(self) -> bool:
+        return not self._finalizer.alive
+
+    def close(self) -> None:
+        self._finalizer()
+
+
+def _destroy(handle: int, _kept: tuple[Any, ...]) -> None:
+    library.reducer_destroy(handle)
+
+
+def alone() -> Reducer:
+    """The group of one worker."""
+    handle = ctypes.c_void_p()
+    check(library.local_create(1, ctypes.byref(handle)))
+    return Reducer(handle, 1, 0)
+
+
+def connect(
+    peers: Sequence[str],
+    worker: int,
+    *,
+    listener: socket.socket | None = None,
+    token: bytes = b"",
+    timeout_s: float = 60.0,
+) -> Reducer:
+    """A mesh: workers that are connected to each other by TCP. `peers`: every worker's "host:port",
+    by number. `listener`: a socket that listens there, and is taken over. Returns when all are
+    connected."""
+    options = _native.MeshOptions()
+    library.mesh_options_init(options, ctypes.sizeof(options))
+    options.world, options.worker = len(peers), worker
+    options.peers = (ctypes.c_char_p * len(peers))(*[peer.encode() for peer in peers])
+    options.token, options.token_bytes = token, len(token)
+    options.join_timeout_ns = int(timeout_s * 1e9)
+    if listener is not None:
+        options.listener = listener.detach()
+    handle = ctypes.c_void_p()
+    check(library.mesh_create(options, ctypes.byref(handle)))
+    return Reducer(handle, len(peers), worker)
+
+
+def call_back(
+    world: int,
+    worker: int,
+    reduce: Callable[[Sequence[Plane], float], None],
+) -> Reducer:
+    """A group of the caller's own: `reduce(planes, timeout_s)` sums planes over all workers, in
+    place, in a thread of the pipeline's."""
+
+    def function(_context: int, native: Any, timeout_ns: int) -> int:
+        planes = native.contents.planes[: native.contents.plane_count]
+        try:
+            reduce([plane_of(plane) for plane in planes], timeout_ns * 1e-9)
+        except BaseException as error:  # must not pass through C
+            library.set_error(str(error).encode())
+            return int(error.status if isinstance(error, Error) else Status.UNAVAILABLE)
+        return int(Status.OK)
+
+    callback = _native.ReduceFunction(function)
+    handle = ctypes.c_void_p()
+    check(library.custom_create(world, worker, callback, None, ctypes.byref(handle)))
+    return Reducer(handle, world, worker, callback)
+
+
+def fall_back(primary: Reducer, fallback: Reducer, on_switch: Callable[[str], None]) -> Reducer:
+    """Sums with `primary` until that is gone for good, and from then on with `fallback`, first of
+    all those of the round in which it went. Owns both."""
+
+    def function(_context: int, why: bytes) -> None:
+        on_switch(why.decode(errors="replace"))
+
+    callback = _native.SwitchFunction(function)
+    world, worker = primary.world, primary.worker
+    (first, kept), (second, also_kept) = primary.give_up(), fallback.give_up()
+    handle = ctypes.c_void_p()
+    check(library.fallback_create(first, second, callback, None, ctypes.byref(handle)))
+    return Reducer(handle, world, worker, callback, kept, also_kept)

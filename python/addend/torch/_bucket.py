@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The codecs of one flat gradient, and the memory in which they find it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from addend import Codec
+from addend.pipeline import Part
+
+DTYPES = {
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+}
+
+
+def digest(text: str) -> int:
+    """64 bits of a text; equal on all ranks and in all runs."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+class Plan:
+    """What all ranks must share about a gradient: names, sizes, types, codecs."""
+
+    def __init__(self, description: str) -> None:
+        self.text = description
+        self.layout = digest(description)
+
+    def describe(self) -> str:
+        return self.text if len(self.text) < 400 else self.text[:400] + "..."
+
+
+class Run(NamedTuple):
+    """Consecutive elements with one codec."""
+
+    begin: int
+    codec: Codec
+    elements: int
+
+
+class Codecs:
+    """Those of one gradient, in the order of its elements."""
+
+    def __init__(self, runs: Sequence[Run], itemsize: int) -> None:
+        self.runs = list(runs)
+        self._itemsize = itemsize
+
+    def parts(self, address: int) -> list[Part]:
+        return [Part(run.codec, address + run.begin * self._itemsize) for run in self.runs]
+
+    def all_dense(self) -> bool:
+        """Whether the next step of all of them is a plain sum."""
+        return all(run.codec.next_mode == "dense" for run in self.runs)
+
+    def skip_step(self) -> None:
+        for run in self.runs:
+            run.codec.skip_step()
+
+    def records(self) -> list[tuple[bytes, int]]:
+        """What the last step did, for Meter; and elements."""
+        return [(run.codec.record(), run.elements) for run in self.runs]
+
+    def close(self) -> None:
+        for run in self.runs:
+            run.codec.close()
+
+
+class Memory:
+    """Where codecs find a gradient: itself, or pinned host memory that stands for a device's."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = self.result = tensor
+        self.on_device = tensor.device.type != "cpu"
+        self.address = tensor.data_ptr()
+        if not self.on_device:
+            return
+        self._ready = torch.cuda.Event()
+        self._ready.record()
+        self.stream = _side_stream(tensor.device)
+        self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        self.address = self._host.data_ptr()
+
+    def fetch(self) -> None:
+        """Makes a device's gradient readable at `address`."""
+        with self.order():
+            self._host.copy_(self.tensor, non_blocking=True)
+            copied = torch.cuda.Event()
+            copied.record()
+        copied.synchronize()
+
+    def store(self, scale: float) -> None:
+        """Puts the sum, times `scale`, where a device's gradient was."""
+        with self.order():
+            self.tensor.copy_(self._host, non_blocking=True)
+            if scale != 1.0:
+                self.tensor.mul_(scale)
+
+    @contextlib.contextmanager
+    def order(self) -> Iterator[None]:
+        """What a device does inside comes after the gradient and before `done`'s reader."""
+        if not self.on_device:
+            yield
+            return
+        with torch.cuda.stream(self.stream):
+            self.stream.wait_event(self._ready)
+            yield
+
+
+_side_streams: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    if device not in _side_streams:
+        _side_streams[device] = torch.cuda.Stream(device=device, priority=-1)
+    return _side_streams[device]
