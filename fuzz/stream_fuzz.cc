@@ -26,7 +26,7 @@ constexpr uint8_t kRightTag = 0x80;
 
 struct Keys {
   static auth::FrameKey of(uint8_t fill) {
-    return *auth::FrameKey::create(testing_support::secret_of(fill), kPayload);
+    return *auth::FrameKey::create(addend::testing_support::secret_of(fill), kPayload);
   }
   auth::FrameKey worker = of(1), result = of(2);
 };

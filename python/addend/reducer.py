@@ -33,6 +33,7 @@ class Reducer:
         self.world, self.worker = world, worker
         self._handle: int | None = handle.value
         self._kept = kept
+        self._owner: weakref.ref[Reducer] | None = None
         self._finalizer = weakref.finalize(self, _destroy, self.handle, kept)
 
     @property
@@ -77,11 +78,10 @@ class Reducer:
         """Reducers with several ways to do a round choose by it. The same on all workers."""
         check(library.reducer_set_link(self.handle, _native.Link(link.latency_us, link.gbit_per_s)))
 
-    def give_up(self) -> tuple[int, tuple[Any, ...]]:
-        """The handle, and what it refers to, for one who owns it from now on."""
+    def belong_to(self, owner: Reducer) -> None:
+        """Native code has given the handle to another one, which closes both."""
         self._finalizer.detach()
-        handle, self._handle = self.handle, None
-        return handle, self._kept
+        self._handle, self._owner = None, weakref.ref(owner)
 
     def stay_at_exit(self) -> None:
         """Whoever uses it closes it: when the interpreter exits it may still be in use."""
@@ -89,6 +89,9 @@ class Reducer:
 
     @property
     def closed(self) -> bool:
+        if self._owner is not None:
+            owner = self._owner()
+            return owner is None or owner.closed
         return not self._finalizer.alive
 
     def close(self) -> None:
@@ -161,8 +164,13 @@ def fall_back(primary: Reducer, fallback: Reducer, on_switch: Callable[[str], No
         on_switch(why.decode(errors="replace"))
 
     callback = _native.SwitchFunction(function)
-    world, worker = primary.world, primary.worker
-    (first, kept), (second, also_kept) = primary.give_up(), fallback.give_up()
     handle = ctypes.c_void_p()
-    check(library.fallback_create(first, second, callback, None, ctypes.byref(handle)))
-    return Reducer(handle, world, worker, callback, kept, also_kept)
+    check(
+        library.fallback_create(
+            primary.handle, fallback.handle, callback, None, ctypes.byref(handle)
+        )
+    )
+    both = Reducer(handle, primary.world, primary.worker, callback, primary, fallback)
+    primary.belong_to(both)
+    fallback.belong_to(both)
+    return both
