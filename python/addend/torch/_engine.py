@@ -175,7 +175,11 @@ class Engine:
             ended.set()
 
         self.agree(place, plan, lambda _: ended.set(), failed)
-        ended.wait()
+        try:
+            ended.wait()
+        except KeyboardInterrupt as interrupt:  # the others would wait for this rank
+            self.fail(interrupt, place)
+            raise
         if errors:
             raise errors[0]
 
@@ -186,6 +190,8 @@ class Engine:
         place = place._replace(round=1)
         there = tensor if tensor.device.type == self.device.type else tensor.to(self.device)
         with self._idle:
+            if self._stop is not None:  # meanwhile
+                raise Unavailable("this addend handle is closed")
             self._left.append(place)
 
         def end(ended: torch.futures.Future[Any]) -> torch.Tensor:
@@ -194,7 +200,7 @@ class Engine:
             except Exception as error:
                 raise self.fail(error, place) from None
             finally:
-                self._count(self._left, place)
+                self._count_left(place)
             if there is not tensor:
                 tensor.copy_(there)
             return tensor
@@ -202,7 +208,7 @@ class Engine:
         try:
             work = dist.all_reduce(there, group=self.group, async_op=True)
         except Exception as error:
-            self._count(self._left, place)
+            self._count_left(place)
             raise self.fail(error, place) from None
         future: torch.futures.Future[Any] = work.get_future()
         return future.then(end)
@@ -307,20 +313,21 @@ class Engine:
         if error is not None:
             with _going_on("ending a job"):
                 failed(self.fail(error, place))
-        self._count(self._places, place)
+        with self._idle:
+            self._last = place
+            self._places.popleft()
+            self._ended += 1
+            self._idle.notify_all()
 
     def _rounds(self) -> int:
         pipeline = self._pipeline
         return pipeline.position[1] if pipeline is not None else 0
 
-    def _count(self, places: collections.deque[Place], place: Place) -> None:
-        """A job of those at `places` has ended."""
+    def _count_left(self, place: Place) -> None:
         with self._idle:
-            self._last = place
-            places.popleft()
-            self._ended += 1 if places is self._places else 0
-            if not self._places and not self._left:
-                self._idle.notify_all()
+            self._last = max(self._last, place)  # a backend may end them in any order
+            self._left.remove(place)
+            self._idle.notify_all()
 
     def _where(self) -> Place:
         """For other ranks that ask, in another thread."""
@@ -383,8 +390,8 @@ class Engine:
             return Mismatch(f"{where}: {cause}"), []
         if isinstance(error, Error) and not isinstance(error, (Timeout, Unavailable)):
             return type(error)(f"{where}: {cause}"), others
-        if self._stop is not None:
-            return Unavailable(f"{where}: {cause}"), others
+        if self._stop is not None:  # a backend would say that it was cut off
+            return Unavailable(f"{where}: {self._stop} with buckets in flight"), others
         late = isinstance(error, Timeout) or is_timeout(error)
         answers = self.peers.ask_all()
         if self._aborted is not None:  # meanwhile; and who said so may be gone by now

@@ -41,7 +41,7 @@ WORKING, FAILED = 1, 2
 
 
 class Place(NamedTuple):
-    """Where a rank is. Round 0 is the header that precedes a bucket's rounds 1, 2, ..."""
+    """Where a rank is. Rounds count from 1; 0: the bucket waits for its turn."""
 
     step: int = 0
     bucket: int = 0
