@@ -18,9 +18,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from addend.torch._rollcall import Answer, Place, RollCall, describe
-
-from addend.torch import _rollcall
+from addend.torch import _peers
+from addend.torch._peers import Answer, Peers, Place, describe
 
 PATIENCE_S = 5.0  # long, so that a slow machine is not taken for a dead rank
 
@@ -47,12 +46,10 @@ def meet(world: int) -> Callable[[int], Callable[[bytes], list[bytes]]]:
 
 
 @contextlib.contextmanager
-def ranks(world: int, patience_s: float = PATIENCE_S) -> Iterator[list[RollCall]]:
+def ranks(world: int, patience_s: float = PATIENCE_S) -> Iterator[list[Peers]]:
     exchange_of = meet(world)
     with ThreadPoolExecutor(world) as pool:
-        made = list(
-            pool.map(lambda r: RollCall(r, world, exchange_of(r), patience_s), range(world))
-        )
+        made = list(pool.map(lambda r: Peers(r, world, exchange_of(r), patience_s), range(world)))
     try:
         yield made
     finally:
@@ -60,15 +57,15 @@ def ranks(world: int, patience_s: float = PATIENCE_S) -> Iterator[list[RollCall]
             one.close()
 
 
-def record_aborts(call: RollCall) -> list[tuple[int, str]]:
+def record_aborts(peers: Peers) -> list[tuple[int, str]]:
     aborts: list[tuple[int, str]] = []
-    call.on_abort(lambda rank, text: aborts.append((rank, text)))
+    peers.on_abort(lambda rank, text: aborts.append((rank, text)))
     return aborts
 
 
-def say(call: RollCall, data: bytes, hang_up: bool = False) -> bytes:
+def say(peers: Peers, data: bytes, hang_up: bool = False) -> bytes:
     """Sends bytes to a rank; what it answers until it closes the connection."""
-    with socket.create_connection(call._peers[call.rank], timeout=60) as connection:
+    with socket.create_connection(peers._peers[peers.rank], timeout=60) as connection:
         answer = b""
         with contextlib.suppress(OSError):  # it closed with bytes of ours unread
             connection.sendall(data)
@@ -79,18 +76,18 @@ def say(call: RollCall, data: bytes, hang_up: bool = False) -> bytes:
         return answer
 
 
-def request(call: RollCall, kind: int, text: bytes = b"", length: int | None = None) -> bytes:
+def request(peers: Peers, kind: int, text: bytes = b"", length: int | None = None) -> bytes:
     length = len(text) if length is None else length
-    return _rollcall._REQUEST.pack(call._token, kind, 1, length) + text
+    return _peers._REQUEST.pack(peers.token, kind, 1, length) + text
 
 
 def test_everyone_says_where_it_is() -> None:
-    with ranks(4) as calls:
-        calls[0].where = lambda: Place(7, 3, 1)
-        calls[2].where = lambda: Place(2**40, 2**20, 9)
-        calls[2].fail("out of memory: größer")
-        assert calls[1].neighbour_answers()
-        assert calls[1].ask_all() == [
+    with ranks(4) as everyone:
+        everyone[0].where = lambda: Place(7, 3, 1)
+        everyone[2].where = lambda: Place(2**40, 2**20, 9)
+        everyone[2].fail("out of memory: größer")
+        assert everyone[1].neighbour_answers()
+        assert everyone[1].ask_all() == [
             Answer(0, "working", Place(7, 3, 1)),
             Answer(2, "failed", Place(2**40, 2**20, 9), "out of memory: größer"),
             Answer(3, "working", Place()),
@@ -98,89 +95,87 @@ def test_everyone_says_where_it_is() -> None:
 
 
 def test_a_rank_that_gives_up_is_heard() -> None:
-    with ranks(3) as calls:
-        heard = [record_aborts(call) for call in calls]
-        calls[2].abort([0, 1], "because")
+    with ranks(3) as everyone:
+        heard = [record_aborts(peers) for peers in everyone]
+        everyone[2].abort([0, 1], "because")
         assert heard == [[(2, "because")], [(2, "because")], []]
-        calls[0].abort([1], "x" * 5000)
-        assert heard[1][1:] == [(0, "x" * _rollcall._MOST_TEXT)]
+        everyone[0].abort([1], "x" * 5000)
+        assert heard[1][1:] == [(0, "x" * _peers._MOST_TEXT)]
 
 
 def test_what_was_said_counts_even_if_the_asker_does_not_wait() -> None:
-    with ranks(2) as calls:
+    with ranks(2) as everyone:
         heard = threading.Event()
-        calls[0].on_abort(lambda *_: heard.set())
-        with socket.create_connection(calls[0]._peers[0]) as connection:
-            connection.sendall(request(calls[0], _rollcall._ABORT, b"gone"))
+        everyone[0].on_abort(lambda *_: heard.set())
+        with socket.create_connection(everyone[0]._peers[0]) as connection:
+            connection.sendall(request(everyone[0], _peers._ABORT, b"gone"))
         assert heard.wait(timeout=60)
-        assert calls[1].ask_all()[0].verdict == "working"
+        assert everyone[1].ask_all()[0].verdict == "working"
 
 
 BAD_REQUESTS = {
-    "nothing": lambda call: b"",
-    "garbage": lambda call: os.urandom(300),
-    "wrong token": lambda call: os.urandom(16) + request(call, _rollcall._ABORT, b"no")[16:],
-    "token off by one bit": lambda call: (
-        bytes([call._token[0] ^ 1]) + request(call, _rollcall._ABORT, b"no")[1:]
+    "nothing": lambda peers: b"",
+    "garbage": lambda peers: os.urandom(300),
+    "wrong token": lambda peers: os.urandom(16) + request(peers, _peers._ABORT, b"no")[16:],
+    "token off by one bit": lambda peers: (
+        bytes([peers.token[0] ^ 1]) + request(peers, _peers._ABORT, b"no")[1:]
     ),
-    "truncated head": lambda call: request(call, _rollcall._ABORT)[:-1],
-    "truncated text": lambda call: request(call, _rollcall._ABORT, b"no", length=3),
-    "oversized text": lambda call: request(
-        call, _rollcall._ABORT, b"n" * (_rollcall._MOST_TEXT + 1)
-    ),
-    "http": lambda call: b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "truncated head": lambda peers: request(peers, _peers._ABORT)[:-1],
+    "truncated text": lambda peers: request(peers, _peers._ABORT, b"no", length=3),
+    "oversized text": lambda peers: request(peers, _peers._ABORT, b"n" * (_peers._MOST_TEXT + 1)),
+    "http": lambda peers: b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
 }
 
 
 @pytest.mark.parametrize("bad", BAD_REQUESTS)
 def test_bad_requests_change_nothing_and_get_no_answer(bad: str) -> None:
-    with ranks(2) as calls:
-        aborts = record_aborts(calls[0])
-        calls[0].where = lambda: Place(1, 2, 3)
-        assert say(calls[0], BAD_REQUESTS[bad](calls[0]), hang_up=True) == b""
-        assert calls[1].ask_all() == [Answer(0, "working", Place(1, 2, 3))]
+    with ranks(2) as everyone:
+        aborts = record_aborts(everyone[0])
+        everyone[0].where = lambda: Place(1, 2, 3)
+        assert say(everyone[0], BAD_REQUESTS[bad](everyone[0]), hang_up=True) == b""
+        assert everyone[1].ask_all() == [Answer(0, "working", Place(1, 2, 3))]
         assert aborts == []
 
 
 def test_an_unknown_kind_of_request_is_only_answered() -> None:
-    with ranks(2) as calls:
-        aborts = record_aborts(calls[0])
-        assert len(say(calls[0], request(calls[0], 77))) == _rollcall._ANSWER.size
+    with ranks(2) as everyone:
+        aborts = record_aborts(everyone[0])
+        assert len(say(everyone[0], request(everyone[0], 77))) == _peers._ANSWER.size
         assert aborts == []
 
 
 def test_those_who_connect_and_say_nothing_hold_nobody_up_and_are_shown_out() -> None:
-    with ranks(2, patience_s=2.0) as calls, contextlib.ExitStack() as open_ones:
+    with ranks(2, patience_s=2.0) as everyone, contextlib.ExitStack() as open_ones:
         idle = [
-            open_ones.enter_context(socket.create_connection(calls[0]._peers[0], timeout=60))
-            for _ in range(_rollcall._MOST_VISITORS + 50)
+            open_ones.enter_context(socket.create_connection(everyone[0]._peers[0], timeout=60))
+            for _ in range(_peers._MOST_VISITORS + 50)
         ]
-        idle[-1].sendall(calls[0]._token[:5])
-        assert calls[1].ask_all()[0].verdict == "working"
+        idle[-1].sendall(everyone[0].token[:5])
+        assert everyone[1].ask_all()[0].verdict == "working"
         for connection in idle:  # ends when the rank has closed all of them
             assert connection.recv(1) == b""
 
 
 def test_many_may_ask_at_once() -> None:
-    with ranks(2) as calls, ThreadPoolExecutor(64) as pool:
-        calls[0].where = lambda: Place(5)
-        asked = [pool.submit(calls[1].ask_all) for _ in range(256)]
+    with ranks(2) as everyone, ThreadPoolExecutor(64) as pool:
+        everyone[0].where = lambda: Place(5)
+        asked = [pool.submit(everyone[1].ask_all) for _ in range(256)]
         assert {answer for one in asked for answer in one.result()} == {
             Answer(0, "working", Place(5))
         }
 
 
 def test_nobody_listens_is_dead() -> None:
-    with ranks(3) as calls:
-        calls[1].close()
-        assert [a.verdict for a in calls[0].ask_all()] == ["dead", "working"]
-        assert not calls[0].neighbour_answers()
+    with ranks(3) as everyone:
+        everyone[1].close()
+        assert [a.verdict for a in everyone[0].ask_all()] == ["dead", "working"]
+        assert not everyone[0].neighbour_answers()
 
 
 def test_a_rank_that_dies_while_asked_is_dead() -> None:
-    with ranks(2) as calls:
+    with ranks(2) as everyone:
         listener = socket.create_server(("127.0.0.1", 0))
-        calls[0]._peers[1] = listener.getsockname()[:2]
+        everyone[0]._peers[1] = listener.getsockname()[:2]
 
         def die() -> None:
             connection, _ = listener.accept()
@@ -189,7 +184,7 @@ def test_a_rank_that_dies_while_asked_is_dead() -> None:
 
         thread = threading.Thread(target=die)
         thread.start()
-        assert calls[0].ask_all() == [Answer(1, "dead")]
+        assert everyone[0].ask_all() == [Answer(1, "dead")]
         thread.join()
 
 
@@ -198,14 +193,14 @@ def _be_rank_1(pipe: Connection) -> None:
         pipe.send_bytes(message)
         return [pipe.recv_bytes(), message]
 
-    call = RollCall(1, 2, exchange)
+    peers = Peers(1, 2, exchange)
     pipe.send_bytes(b"ready")
     pipe.recv_bytes()
-    call.close()
+    peers.close()
 
 
 @contextlib.contextmanager
-def rank_1_elsewhere(patience_s: float) -> Iterator[tuple[RollCall, Any]]:
+def rank_1_elsewhere(patience_s: float) -> Iterator[tuple[Peers, Any]]:
     """This process as rank 0, and the process that is rank 1."""
     context = multiprocessing.get_context("forkserver")
     ours, theirs = context.Pipe()
@@ -217,12 +212,12 @@ def rank_1_elsewhere(patience_s: float) -> Iterator[tuple[RollCall, Any]]:
         ours.send_bytes(message)
         return [message, ours.recv_bytes()]
 
-    call = RollCall(0, 2, exchange, patience_s)
+    peers = Peers(0, 2, exchange, patience_s)
     try:
         assert ours.recv_bytes() == b"ready"
-        yield call, process
+        yield peers, process
     finally:
-        call.close()
+        peers.close()
         process.kill()
         process.join()
 
@@ -236,35 +231,35 @@ def stop(process: Any) -> None:
 
 
 def test_a_stopped_process_is_stuck_and_a_killed_one_dead() -> None:
-    with rank_1_elsewhere(patience_s=PATIENCE_S) as (call, process):
-        assert call.ask_all()[0].verdict == "working"
-        call._patience = 1.0
+    with rank_1_elsewhere(patience_s=PATIENCE_S) as (peers, process):
+        assert peers.ask_all()[0].verdict == "working"
+        peers._patience = 1.0
         stop(process)
         begin = time.monotonic()
-        assert call.ask_all() == [Answer(1, "stuck")]
+        assert peers.ask_all() == [Answer(1, "stuck")]
         assert time.monotonic() - begin >= 1.0
-        call._patience = PATIENCE_S
+        peers._patience = PATIENCE_S
         os.kill(process.pid, signal.SIGCONT)
-        assert call.ask_all()[0].verdict == "working"
+        assert peers.ask_all()[0].verdict == "working"
         process.kill()
         process.join()
-        assert call.ask_all() == [Answer(1, "dead")]
+        assert peers.ask_all() == [Answer(1, "dead")]
 
 
 def test_a_stopped_process_costs_its_patience_once_whatever_the_number() -> None:
     """All are asked at once: several that do not answer take no longer than one."""
-    with rank_1_elsewhere(patience_s=PATIENCE_S) as (call, process):
+    with rank_1_elsewhere(patience_s=PATIENCE_S) as (peers, process):
         stop(process)
-        call._patience = 2.0
-        call._peers = [call._peers[0]] + [call._peers[1]] * 40
+        peers._patience = 2.0
+        peers._peers = [peers._peers[0]] + [peers._peers[1]] * 40
         begin = time.monotonic()
-        answers = call._ask(range(1, 41), _rollcall._ASK, "")
+        answers = peers._ask(range(1, 41), _peers._ASK, "")
         assert time.monotonic() - begin < 20.0
         assert {answer.verdict for answer in answers} == {"stuck"}
 
 
 def test_a_forked_child_does_not_keep_the_listener_alive() -> None:
-    with ranks(2) as calls:
+    with ranks(2) as everyone:
         block, let_go = os.pipe()
         child = os.fork()
         if child == 0:
@@ -273,21 +268,21 @@ def test_a_forked_child_does_not_keep_the_listener_alive() -> None:
             os._exit(0)
         try:
             os.close(block)
-            assert calls[0].ask_all()[0].verdict == "working"
-            calls[1].close()
-            assert calls[0].ask_all() == [Answer(1, "dead")]
+            assert everyone[0].ask_all()[0].verdict == "working"
+            everyone[1].close()
+            assert everyone[0].ask_all() == [Answer(1, "dead")]
         finally:
             os.close(let_go)
             os.waitpid(child, 0)
 
 
 def test_closing_is_quick_and_final() -> None:
-    with ranks(2) as calls, socket.create_connection(calls[0]._peers[0]):
+    with ranks(2) as everyone, socket.create_connection(everyone[0]._peers[0]):
         before = time.monotonic()
-        calls[0].close()
-        calls[0].close()
+        everyone[0].close()
+        everyone[0].close()
         assert time.monotonic() - before < PATIENCE_S
-        assert not calls[0]._thread.is_alive()
+        assert not everyone[0]._thread.is_alive()
 
 
 @pytest.mark.parametrize(
@@ -323,17 +318,17 @@ def test_addresses_that_only_mean_this_host_are_not_given_to_others(
     monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
     monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    assert not [a for a in list(_rollcall._candidates())[:-1] if a.startswith("127.")]
+    assert not [a for a in list(_peers._candidates())[:-1] if a.startswith("127.")]
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    assert list(_rollcall._candidates()) == ["127.0.0.1"]
+    assert list(_peers._candidates()) == ["127.0.0.1"]
 
 
 def test_the_interface_of_the_backend_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-interface,lo")
-    assert next(_rollcall._candidates()) == "127.0.0.1"
+    assert next(_peers._candidates()) == "127.0.0.1"
 
 
 def test_an_address_of_another_host_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_rollcall, "_candidates", lambda: iter(["192.0.2.7", "127.0.0.1"]))
-    with _rollcall._listen() as listener:
+    monkeypatch.setattr(_peers, "_candidates", lambda: iter(["192.0.2.7", "127.0.0.1"]))
+    with _peers.listen() as listener:
         assert listener.getsockname()[0] == "127.0.0.1"
