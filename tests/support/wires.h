@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -15,12 +14,11 @@
 
 namespace addend {
 
-/// A socket for each pair of `world` ranks, and a bell for each rank.
+/// A socket for each pair of `world` ranks.
 class Wires {
  public:
-  explicit Wires(uint32_t world) : ends_(world, std::vector<int>(world, -1)), bells_(world) {
+  explicit Wires(uint32_t world) : ends_(world, std::vector<int>(world, -1)) {
     for (uint32_t a = 0; a < world; ++a) {
-      EXPECT_EQ(pipe2(bells_[a].ends, O_NONBLOCK), 0);
       for (uint32_t b = a + 1; b < world; ++b) {
         int pair[2];
         EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
@@ -30,11 +28,8 @@ class Wires {
     }
   }
   ~Wires() {
-    for (uint32_t rank = 0; rank < ends_.size(); ++rank) {
+    for (uint32_t rank = 0; rank < ends_.size(); ++rank)
       cut(rank);
-      close(bells_[rank].ends[0]);
-      close(bells_[rank].ends[1]);
-    }
   }
   Wires(const Wires&) = delete;
   Wires& operator=(const Wires&) = delete;
@@ -42,8 +37,6 @@ class Wires {
   uint32_t world() const { return static_cast<uint32_t>(ends_.size()); }
   /// A rank's ends, by peer; -1: its own.
   const std::vector<int>& ends(uint32_t rank) const { return ends_[rank]; }
-  int bell(uint32_t rank) const { return bells_[rank].ends[0]; }
-  int ringer(uint32_t rank) const { return bells_[rank].ends[1]; }
   /// The same for an owner of its own.
   std::vector<net::Descriptor> take(uint32_t rank) {
     std::vector<net::Descriptor> taken;
@@ -69,11 +62,7 @@ class Wires {
   }
 
  private:
-  struct Bell {
-    int ends[2];
-  };
   std::vector<std::vector<int>> ends_;
-  std::vector<Bell> bells_;
 };
 
 }  // namespace addend
