@@ -69,7 +69,7 @@ struct Submission {
   /// Called by the thread that encodes, before it reads a gradient: waits until that is there, say.
   std::function<Status()> prepare;
   /// Called once, by the thread that decodes, in the order of submission; the ticket is then not
-  /// waited for.
+  /// waited for. Must not submit: that may wait for this very thread.
   std::function<void(const Outcome&)> done;
 };
 

@@ -17,7 +17,6 @@
 #include "addend/pipeline.h"
 
 #include <algorithm>
-#include <atomic>
 #include <condition_variable>
 #include <csignal>
 #include <deque>
@@ -64,7 +63,7 @@ std::thread quiet_thread(Body body) {
 class ThreadedPipeline final : public Pipeline {
  public:
   ThreadedPipeline(Reducer& reducer, const PipelineOptions& options)
-      : reducer_(reducer), options_(options) {}
+      : reducer_(reducer), options_(options), repeats_(reducer.quorum() > 0) {}
 
   // Waits for the buckets in flight: each ends, if only by its deadline.
   ~ThreadedPipeline() override {
@@ -82,7 +81,9 @@ class ThreadedPipeline final : public Pipeline {
     std::unique_lock lock(mutex_);
     ended_.wait(lock, [&] { return in_flight_ < options_.depth; });
     open_threads();
+    const bool tells = submission.done != nullptr;
     const Ticket ticket = queue(std::move(submission));
+    if (!tells) waiting_.insert(ticket);
     work_.notify_all();
     return ticket;
   }
@@ -99,6 +100,7 @@ class ThreadedPipeline final : public Pipeline {
   }
 
   Result<bool> run(Submission submission, Outcome& outcome) override {
+    outcome = {};
     ADDEND_TRY(check(submission));
     std::unique_lock lock(mutex_);
     if (in_flight_ > 0 || network_busy_ || inline_ || !reducer_.can_wake()) {
@@ -135,8 +137,8 @@ class ThreadedPipeline final : public Pipeline {
   }
 
   Position position() const override {
-    return {position_ticket_.load(std::memory_order_relaxed),
-            position_rounds_.load(std::memory_order_relaxed)};
+    const std::lock_guard lock(mutex_);
+    return position_;
   }
 
  private:
@@ -151,6 +153,9 @@ class ThreadedPipeline final : public Pipeline {
       return make_error(Errc::kInvalidArgument, "a submission has at most 5 claims");
     }
     for (const Part& part : submission.parts) {
+      if (part.codec == nullptr) {
+        return make_error(Errc::kInvalidArgument, "a part without a codec");
+      }
       const Layout& layout = part.codec->layout();
       if (layout.world != reducer_.world()) {
         return make_error(Errc::kInvalidArgument,
@@ -177,8 +182,8 @@ class ThreadedPipeline final : public Pipeline {
     auto job = std::make_unique<Job>();
     job->ticket = next_ticket_++;
     job->what = std::move(submission);
+    if (repeats_) job->what.in_place = false;
     const std::vector<Part>& parts = job->what.parts;
-    if (!job->what.done && !inline_) waiting_.insert(job->ticket);
     const std::size_t step = job->what.pieces ? 1 : parts.size();
     for (std::size_t i = 0; i < parts.size(); i += step) {
       in_order_.push_back(std::make_unique<Bucket>(*job, std::span(parts).subspan(i, step), i == 0,
@@ -221,11 +226,9 @@ class ThreadedPipeline final : public Pipeline {
     bucket->encode();
     lock.lock();
     bucket->encoded = true;
-    if (inline_) return true;
     work_.notify_all();
-    lock.unlock();
-    reducer_.wake();
-    lock.lock();
+    // With the lock held: a wake that came after the bucket's end would reach whoever runs next.
+    if (network_busy_) reducer_.wake();
     return true;
   }
 
@@ -280,7 +283,7 @@ class ThreadedPipeline final : public Pipeline {
   // Starts the round that was encoded, or ends the bucket if there is none.
   void advance(Owned bucket) {
     if (failure_) {
-      if (bucket->status) bucket->status = behind(*failure_);
+      if (bucket->status) bucket->status = *failure_;
       return end(std::move(bucket));
     }
     if (bucket->announced() && !bucket->status) {
@@ -297,7 +300,7 @@ class ThreadedPipeline final : public Pipeline {
     if (!started) {
       reducer_.abandon();  // some of it may be under way
       bucket->status = blame(*bucket, started.error());
-      fail(bucket->status.error());
+      fail(behind(bucket->status.error()));
       return end(std::move(bucket));
     }
     under_way_.push_back(bucket.get());
@@ -312,8 +315,9 @@ class ThreadedPipeline final : public Pipeline {
 
   void show_position() {
     if (under_way_.empty()) return;
-    position_ticket_.store(under_way_.front()->job().ticket, std::memory_order_relaxed);
-    position_rounds_.store(under_way_.front()->rounds(), std::memory_order_relaxed);
+    const Bucket& oldest = *under_way_.front();
+    const std::lock_guard lock(mutex_);
+    position_ = {oldest.job().ticket, oldest.rounds()};
   }
 
   // The deadline of a bucket runs from when it is its turn: with its predecessors' sums here.
@@ -334,11 +338,13 @@ class ThreadedPipeline final : public Pipeline {
     Status status = done ? Status() : done.error();
     if (status && bucket->status) status = bucket->set_missing(reducer_.missing());
     if (!status) bucket->status = blame(*bucket, status.error());
-    if (const std::optional<Error> why = stop_reason(); why && !done) bucket->status = *why;
+    const std::optional<Error> stopped = stop_reason();
+    if (stopped && !done) bucket->status = *stopped;
     if (!bucket->status) {
       if (bucket->is_under_way()) reducer_.abandon();
-      fail(bucket->status.error());
-      return end(std::move(bucket));
+      const Error rest = stopped ? *stopped : behind(bucket->status.error());
+      end(std::move(bucket));  // before those behind it: its job ends with the last of them
+      return fail(rest);
     }
     if (tail) return end(std::move(bucket));
     to_encode(std::move(bucket));
@@ -375,17 +381,18 @@ class ThreadedPipeline final : public Pipeline {
     to_encode(std::move(bucket));
   }
 
-  // The first failure ends the pipeline. Rounds of later buckets that are under way stay without an
-  // answer: others may have heard of the failure before they started them. They are younger than
-  // the one that failed, so none of them is with the encoder. REQUIRES: what failed is in no queue.
-  void fail(const Error& error) {
-    failure_ = error;
+  // The first failure ends the pipeline; `rest`: what the other buckets end with. Rounds of later
+  // buckets that are under way stay without an answer: others may have heard of the failure before
+  // they started them. They are younger than the one that failed, so none of them is with the
+  // encoder. REQUIRES: what failed is in no queue.
+  void fail(const Error& rest) {
+    failure_ = rest;
     const std::set<const Bucket*> waited(under_way_.begin(), under_way_.end());
     if (!under_way_.empty()) reducer_.abandon();
     under_way_.clear();
     while (!tails_.empty()) {
       Owned tail = take_tail();
-      if (tail->status) tail->status = behind(error);
+      if (tail->status) tail->status = rest;
       end(std::move(tail));
     }
     // One that waited for sums will not get them.
@@ -397,7 +404,7 @@ class ThreadedPipeline final : public Pipeline {
   void end(Owned bucket) {
     if (!bucket->status) {
       bucket->cancel();
-      if (!failure_) failure_ = bucket->status.error();
+      if (!failure_) failure_ = behind(bucket->status.error());
     }
     const std::lock_guard lock(mutex_);
     to_decode_.push_back(std::move(bucket));
@@ -458,8 +465,9 @@ class ThreadedPipeline final : public Pipeline {
 
   Reducer& reducer_;
   const PipelineOptions options_;
+  const bool repeats_;  // steps may begin again, and need gradients as they were
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable work_;   // for roles
   std::condition_variable ended_;  // for callers
   Ticket next_ticket_ = 0;
@@ -472,6 +480,7 @@ class ThreadedPipeline final : public Pipeline {
   std::deque<Bucket*> to_encode_;
   std::deque<Owned> to_decode_;
   std::optional<Error> decode_failure_, stopped_;
+  Position position_;
   bool closed_ = false;
   bool network_busy_ = false;          // its thread may be about to leave what it did last
   bool inline_ = false;                // a caller's thread has all roles
@@ -484,8 +493,6 @@ class ThreadedPipeline final : public Pipeline {
   std::optional<Error> failure_;
 
   std::vector<Buffer> spare_;  // of the decoder
-  std::atomic<Ticket> position_ticket_{0};
-  std::atomic<uint32_t> position_rounds_{0};
   std::vector<std::thread> threads_;
 };
 

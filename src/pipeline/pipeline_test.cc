@@ -12,46 +12,17 @@
 
 #include "gtest/gtest.h"
 #include "reduce/mesh/mesh.h"
+#include "tests/support/bucket_work.h"
 #include "tests/support/spawn.h"
 #include "tests/support/wires.h"
-#include "wire/hash.h"
 
 namespace addend {
 namespace {
 
-using testing_support::far;
+using testing_support::gradient_of;
+using testing_support::make_codec;
 using testing_support::spawn_workers;
-
-std::unique_ptr<Codec> make_codec(const std::string& spec, uint64_t count, uint32_t world,
-                                  uint64_t bucket, uint32_t worker) {
-  Layout layout;
-  layout.worker = worker;
-  layout.count = count;
-  layout.world = world;
-  layout.bucket = bucket;
-  auto codec = create_codec(*CodecSpec::parse(spec), layout);
-  EXPECT_TRUE(codec);
-  return std::move(*codec);
-}
-
-std::vector<float> gradient_of(uint32_t worker, uint64_t bucket, uint64_t count) {
-  std::vector<float> gradient(count, 0.0f);
-  for (uint64_t i = 0; i < count; ++i) {
-    if (addend_random(worker * 131 + bucket, i) % 10 == 0)
-      gradient[i] = static_cast<float>(worker + bucket + 1);
-  }
-  return gradient;
-}
-
-std::vector<float> sum_of(uint32_t world, uint64_t bucket, uint64_t count) {
-  std::vector<float> sum(count, 0.0f);
-  for (uint32_t w = 0; w < world; ++w) {
-    const std::vector<float> one = gradient_of(w, bucket, count);
-    for (uint64_t i = 0; i < count; ++i)
-      sum[i] += one[i];
-  }
-  return sum;
-}
+using testing_support::sum_of;
 
 void run_many_buckets(uint32_t world, uint32_t w, Reducer& reducer) {
   const char* specs[] = {"exact", "dense", "exact:mode=sketch", "exact:mode=two-level",

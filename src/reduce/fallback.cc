@@ -86,7 +86,6 @@ class FallbackReducer final : public Reducer {
     interrupted_ = true;
     if (primary_) primary_->interrupt();
     fallback_->interrupt();
-    fallback_->wake();
   }
 
   Status reduce(Round& round, Deadline deadline) override {

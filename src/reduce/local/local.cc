@@ -8,6 +8,7 @@
 #include <cstring>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 #include "addend/fold.h"
@@ -35,6 +36,12 @@ class LocalState {
                std::vector<uint64_t>((ceil_log2(std::max(world, 2u)) * 2 + 2) * kTileBytes / 8)) {}
 
   uint32_t world() const { return world_; }
+
+  /// No round ends any more: this worker will not come.
+  void leave(uint32_t worker) {
+    const std::lock_guard lock(mutex_);
+    break_down(Errc::kUnavailable, "worker " + std::to_string(worker) + " left the group");
+  }
 
   Status reduce(uint32_t worker, Round& round, Deadline deadline) {
     rounds_slot(worker, &round);
@@ -65,7 +72,10 @@ class LocalState {
 
   Status arrive(uint32_t worker, Deadline deadline, const char* where) {
     std::unique_lock lock(mutex_);
-    if (!broken_.empty()) return make_error(Errc::kUnavailable, broken_);
+    if (broken_) {
+      wait_for_folds(lock);
+      return make_error(Errc::kUnavailable, broken_->message);
+    }
     const uint64_t phase = phase_;
     arrived_[worker] = 1;
     if (++waiting_ == world_) {
@@ -79,16 +89,26 @@ class LocalState {
       changed_.notify_all();
       return {};
     }
-    const auto done = [&] { return phase_ != phase || !broken_.empty(); };
+    const auto done = [&] { return phase_ != phase || broken_; };
     if (!changed_.wait_until(lock, deadline, done)) {
-      broken_ = "round " + std::to_string(phase / 2) + ": the deadline passed at the " + where +
-                " while waiting for " + missing();
-      changed_.notify_all();
+      break_down(Errc::kTimeout, "round " + std::to_string(phase / 2) +
+                                     ": the deadline passed at the " + where +
+                                     " while waiting for " + missing());
     }
     if (phase_ != phase) return {};
-    // Folding is arithmetic and ends; only then may this worker's planes go away.
+    wait_for_folds(lock);
+    return *broken_;
+  }
+
+  // The first reason counts. REQUIRES: the lock.
+  void break_down(Errc code, const std::string& why) {
+    if (!broken_) broken_ = make_error(code, why);
+    changed_.notify_all();
+  }
+
+  // Folding is arithmetic and ends; only then may this worker's planes go away.
+  void wait_for_folds(std::unique_lock<std::mutex>& lock) {
     changed_.wait(lock, [&] { return folding_ == 0; });
-    return make_error(Errc::kTimeout, broken_);
   }
 
   std::string missing() const {
@@ -222,8 +242,8 @@ class LocalState {
   uint64_t phase_ = 0;
   std::vector<Round*> rounds_;
   std::vector<uint8_t> arrived_;
-  uint32_t folding_ = 0;  // workers between the barriers of a round
-  std::string broken_;
+  uint32_t folding_ = 0;         // workers between the barriers of a round
+  std::optional<Error> broken_;  // why nothing works any more
 
   // Written by the last worker to arrive, read by all before the next phase ends.
   std::string mismatch_;
@@ -240,6 +260,11 @@ class LocalReducer final : public Reducer {
   uint32_t worker() const override { return worker_; }
   Status reduce(Round& round, Deadline deadline) override {
     return state_->reduce(worker_, round, deadline);
+  }
+  void interrupt() override { state_->leave(worker_); }
+  void abandon() override {
+    Reducer::abandon();
+    state_->leave(worker_);
   }
 
  private:

@@ -134,6 +134,22 @@ TEST(LocalReducer, AMissingWorkerIsNamedWhenTheDeadlinePasses) {
   EXPECT_EQ(named, 2);
 }
 
+TEST(LocalReducer, AWorkerThatLeavesEndsEveryonesRounds) {
+  for (const bool interrupted : {false, true}) {
+    spawn_workers(3, {}, [&](uint32_t w, Reducer& reducer) {
+      if (w == 2) return interrupted ? reducer.interrupt() : reducer.abandon();
+      uint64_t lane = 1;
+      Round round;
+      round.add({Op::kSumI64, 1, &lane, nullptr, nullptr});
+      const Status status = reducer.reduce(round, far());
+      ASSERT_FALSE(status);
+      EXPECT_EQ(status.error().code, Errc::kUnavailable);
+      EXPECT_EQ(status.error().message, "worker 2 left the group");
+      EXPECT_EQ(lane, 1u);
+    });
+  }
+}
+
 TEST(LocalReducer, AgreeSucceedsOnlyIfAllWordsAreEqualOnAllWorkers) {
   for (const uint64_t odd : {uint64_t{7}, uint64_t{7} << 40, ~uint64_t{0}, uint64_t{0}}) {
     std::atomic<int> same{0}, different{0};

@@ -149,9 +149,10 @@ Status MeshReducer::reduce(Round& round, Deadline deadline) {
   }
 }
 
+// In this order: whoever finds the flag set finds the event, too, and can take it back.
 void MeshReducer::wake() {
-  woken_ = true;
   eventfd_write(waker_.get(), 1);
+  woken_ = true;
 }
 
 void MeshReducer::interrupt() {

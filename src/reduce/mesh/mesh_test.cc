@@ -418,6 +418,62 @@ TEST(MeshReducer, WakeEndsAWaitFromAnotherThread) {
   other.join();
 }
 
+TEST(MeshReducer, AnInterruptionEndsWhatIsUnderWayAndWhatComesLater) {
+  Wires wires(2);
+  const auto reducer = reducer_of(wires, 0, kAlways);
+  Case one(Op::kSumI32, 10, 2, 0, 1);
+  const auto before = one.data;
+  std::thread other([&] { reducer->interrupt(); });
+  EXPECT_EQ(reducer->reduce(one.round, far()).error().code, Errc::kUnavailable);
+  other.join();
+  EXPECT_EQ(reducer->reduce(one.round, far()).error().code, Errc::kUnavailable);
+  EXPECT_EQ(one.data, before);
+}
+
+TEST(MeshReducer, AWakeBeforeARoundStartsDoesNotEndAWaitForIt) {
+  Wires wires(2);
+  const auto a = reducer_of(wires, 0, kAlways), b = reducer_of(wires, 1, kAlways);
+  for (int i = 0; i < 20; ++i) {
+    Case one(Op::kSumI32, 10, 2, 0, 1), two(Op::kSumI32, 10, 2, 1, 1);
+    a->wake();
+    const uint64_t number = *a->start(one.round);
+    std::thread other([&] { EXPECT_TRUE(b->reduce(two.round, far())); });
+    const auto done = a->wait(number, far());
+    EXPECT_TRUE(done && *done);
+    other.join();
+  }
+}
+
+TEST(MeshReducer, AMeasuredLinkIsTheSameOnAllWorkersAndChoosesOneWay) {
+  Wires wires(3);
+  std::vector<Link> links(3);
+  wires.on_all([&](uint32_t w) {
+    const auto reducer = reducer_of(wires, w, kNever);
+    const auto link = measure_link(*reducer, far());
+    ASSERT_TRUE(link) << link.error().message;
+    EXPECT_GT(link->latency_us, 0);
+    EXPECT_GT(link->gbit_per_s, 0);
+    links[w] = *link;
+    for (const Link& set : {*link, Link{1e6, 100}, Link{0, 1}}) {
+      reducer->set_link(set);
+      for (const uint64_t lanes : {10u, 100'000u}) {
+        Case one(Op::kSumI32, lanes, 3, w, lanes);
+        const Status status = reducer->reduce(one.round, far());
+        ASSERT_TRUE(status) << status.error().message;
+        EXPECT_TRUE(one.right());
+      }
+    }
+    // Workers that differ in it differ in the way, which is refused.
+    reducer->set_link(w == 0 ? Link{1e6, 100} : Link{0, 1});
+    Case one(Op::kSumI32, 1000, 3, w, 1);
+    EXPECT_EQ(reducer->reduce(one.round, far()).error().code, Errc::kMismatch);
+  });
+  for (const Link& link : links) {
+    EXPECT_EQ(link.latency_us, links[0].latency_us);
+    EXPECT_EQ(link.gbit_per_s, links[0].gbit_per_s);
+  }
+}
+
 TEST(MeshReducer, AbandonedPlanesAreNotTouched) {
   Wires wires(2);
   const auto a = reducer_of(wires, 0, kNever), b = reducer_of(wires, 1, kNever);
