@@ -53,13 +53,20 @@ addend::Status call_prepare(const addend_submission& from) {
 
 addend::Result<addend::Submission> to_cpp(const addend_submission& from) {
   addend::Submission to;
+  if ((from.parts == nullptr && from.part_count > 0) ||
+      (from.claims == nullptr && from.claim_count > 0)) {
+    return addend::make_error(addend::Errc::kInvalidArgument, "parts or claims are null");
+  }
   for (uint32_t i = 0; i < from.part_count; ++i) {
     if (from.parts[i].codec == nullptr)
       return addend::make_error(addend::Errc::kInvalidArgument, "a part without a codec");
     to.parts.push_back({from.parts[i].codec->codec.get(), from.parts[i].gradient});
   }
-  for (uint32_t i = 0; i < from.claim_count; ++i)
+  for (uint32_t i = 0; i < from.claim_count; ++i) {
+    if (from.claims[i].what == nullptr)
+      return addend::make_error(addend::Errc::kInvalidArgument, "a claim without a name");
     to.claims.push_back({from.claims[i].what, from.claims[i].value});
+  }
   to.pieces = (from.flags & ADDEND_PIECES) != 0;
   to.in_place = (from.flags & ADDEND_IN_PLACE) != 0;
   if (from.prepare != nullptr) to.prepare = [from] { return call_prepare(from); };

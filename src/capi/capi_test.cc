@@ -8,6 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
 #include "addend/addend.h"
 #include "gtest/gtest.h"
 
@@ -346,7 +350,11 @@ TEST(CApi, AFallbackTakesOverWhenTheFirstReducerIsGone) {
             ADDEND_INVALID_ARGUMENT);
   EXPECT_EQ(addend_fallback_create(primary, group[0], nullptr, nullptr, &both),
             ADDEND_INVALID_ARGUMENT);
-  ASSERT_EQ(addend_fallback_create(primary, other, nullptr, nullptr, &both), ADDEND_OK)
+  std::vector<std::string> told;
+  const auto tell = [](void* context, const char* why) {
+    static_cast<std::vector<std::string>*>(context)->emplace_back(why);
+  };
+  ASSERT_EQ(addend_fallback_create(primary, other, tell, &told, &both), ADDEND_OK)
       << addend_last_error();
   float lanes[3] = {1, 2, 3};
   addend_round round{};
@@ -355,6 +363,7 @@ TEST(CApi, AFallbackTakesOverWhenTheFirstReducerIsGone) {
   addend_reducer_begin_step(both);
   EXPECT_EQ(addend_reducer_reduce(both, &round, 1'000'000'000), ADDEND_OK) << addend_last_error();
   EXPECT_EQ(lanes[2], 3.0f);
+  EXPECT_EQ(told.size(), 1u);
   EXPECT_EQ(addend_reducer_missing(both), 0u);
   addend_reducer_destroy(both);
   for (addend_reducer* reducer : group)
@@ -432,6 +441,202 @@ TEST(CApi, SparseRowsRefuseOtherCodecsAndLayoutsOfAnotherTime) {
   EXPECT_EQ(create("exact"), ADDEND_UNSUPPORTED);
   layout.known.size = 4;
   EXPECT_EQ(create("exact"), ADDEND_INVALID_ARGUMENT);
+}
+
+// ---- Pipelines: submissions, and reducers over TCP
+
+struct Ending {
+  int calls = 0;
+  addend_status status = ADDEND_OK;
+  std::string message;
+};
+
+void note_ending(void* context, const addend_outcome* outcome) {
+  auto* ending = static_cast<Ending*>(context);
+  ++ending->calls;
+  ending->status = outcome->status;
+  ending->message = outcome->message;
+}
+
+addend_status no_gradient(void*) {
+  addend_set_error("no gradient yet");
+  return ADDEND_IO;
+}
+
+addend_submission submission_of(const addend_part& part, Ending& ending) {
+  addend_submission made{};
+  made.size = sizeof(made);
+  made.parts = &part;
+  made.part_count = 1;
+  made.done = note_ending;
+  made.context = &ending;
+  return made;
+}
+
+// A listening socket at a port of the system's choice.
+int listener_of(std::string& address) {
+  const int made = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(to);
+  EXPECT_EQ(bind(made, reinterpret_cast<sockaddr*>(&to), length), 0);
+  EXPECT_EQ(listen(made, 8), 0);
+  EXPECT_EQ(getsockname(made, reinterpret_cast<sockaddr*>(&to), &length), 0);
+  address = "127.0.0.1:" + std::to_string(ntohs(to.sin_port));
+  return made;
+}
+
+void run_over_mesh(addend_reducer* reducer, uint32_t w) {
+  addend_link link{};
+  ASSERT_EQ(addend_reducer_measure_link(reducer, 60'000'000'000, &link), ADDEND_OK);
+  EXPECT_GT(link.latency_us, 0);
+  EXPECT_EQ(addend_reducer_set_link(reducer, &link), ADDEND_OK);
+  addend_pipeline* pipeline = nullptr;
+  ASSERT_EQ(addend_pipeline_create(reducer, 0, 0, &pipeline), ADDEND_OK);
+  addend_codec* codec = make_codec("exact", layout_of(100, 2, w));
+  std::vector<float> gradient(100, 1.0f);
+  const addend_part part = {codec, gradient.data()};
+  Ending ending;
+  addend_submission submission = submission_of(part, ending);
+  int ended = 0;
+  addend_outcome outcome{};
+  ASSERT_EQ(addend_pipeline_run(pipeline, &submission, 1, &ended, &outcome), ADDEND_OK);
+  EXPECT_EQ(ended, 1);
+  EXPECT_EQ(outcome.status, ADDEND_OK) << outcome.message;
+  ASSERT_GE(outcome.span_count, 3u);
+  EXPECT_EQ(outcome.spans[0].stage, ADDEND_STAGE_ENCODE);
+  EXPECT_LE(outcome.spans[0].end_ns, outcome.spans[1].begin_ns);
+  EXPECT_EQ(ending.calls, 0) << "it has ended here";
+  EXPECT_EQ(gradient, std::vector<float>(100, 2.0f));
+  uint64_t ticket = 9;
+  uint32_t rounds = 0;
+  addend_pipeline_position(pipeline, &ticket, &rounds);
+  EXPECT_EQ(ticket, 0u);
+  EXPECT_GT(rounds, 0u);
+  // The first worker cannot bring its gradient to the second bucket.
+  if (w == 0) submission.prepare = no_gradient;
+  ASSERT_EQ(addend_pipeline_run(pipeline, &submission, 0, &ended, &outcome), ADDEND_OK);
+  EXPECT_EQ(ended, 0);
+  EXPECT_EQ(outcome.ticket, 1u);
+  EXPECT_EQ(outcome.span_count, 0u);
+  addend_pipeline_destroy(pipeline);  // when all has ended
+  EXPECT_EQ(ending.calls, 1);
+  EXPECT_EQ(ending.status, w == 0 ? ADDEND_IO : ADDEND_MISMATCH);
+  if (w == 0) {
+    EXPECT_EQ(ending.message, "no gradient yet");
+  }
+  EXPECT_EQ(gradient, std::vector<float>(100, 2.0f));
+  addend_codec_destroy(codec);
+}
+
+TEST(CApi, ASubmissionRunsInTheCallersThreadOverAMesh) {
+  std::string addresses[2];
+  const int listeners[2] = {listener_of(addresses[0]), listener_of(addresses[1])};
+  const char* peers[2] = {addresses[0].c_str(), addresses[1].c_str()};
+  std::vector<std::thread> workers;
+  for (uint32_t w = 0; w < 2; ++w) {
+    workers.emplace_back([&, w] {
+      addend_mesh_options options;
+      addend_mesh_options_init(&options, sizeof(options));
+      options.world = 2;
+      options.worker = w;
+      options.peers = peers;
+      options.listener = listeners[w];
+      options.token = reinterpret_cast<const uint8_t*>("secret");
+      options.token_bytes = 6;
+      addend_reducer* reducer = nullptr;
+      ASSERT_EQ(addend_mesh_create(&options, &reducer), ADDEND_OK) << addend_last_error();
+      run_over_mesh(reducer, w);
+      addend_reducer_destroy(reducer);
+    });
+  }
+  for (std::thread& worker : workers)
+    worker.join();
+}
+
+TEST(CApi, AStoppedPipelineEndsEverythingWithTheReason) {
+  addend_reducer* reducers[2];
+  ASSERT_EQ(addend_local_create(2, reducers), ADDEND_OK);
+  addend_pipeline* pipeline = nullptr;
+  ASSERT_EQ(addend_pipeline_create(reducers[0], 0, 0, &pipeline), ADDEND_OK);
+  addend_codec* codec = make_codec("dense", layout_of(10, 2));
+  std::vector<float> gradient(10, 1.0f);
+  const addend_part part = {codec, gradient.data()};
+  Ending ending;
+  const addend_submission submission = submission_of(part, ending);
+  int ended = 0;
+  addend_outcome outcome{};
+  ASSERT_EQ(addend_pipeline_run(pipeline, &submission, 1, &ended, &outcome), ADDEND_OK);
+  EXPECT_EQ(ended, 0) << "a local group is not waited for in the caller's thread";
+  addend_pipeline_stop(pipeline, ADDEND_IO, "enough");
+  addend_pipeline_destroy(pipeline);
+  EXPECT_EQ(ending.calls, 1);
+  EXPECT_EQ(ending.status, ADDEND_IO);
+  EXPECT_EQ(ending.message, "enough");
+  EXPECT_EQ(gradient, std::vector<float>(10, 1.0f));
+  addend_codec_destroy(codec);
+  for (addend_reducer* reducer : reducers)
+    addend_reducer_destroy(reducer);
+}
+
+TEST(CApi, SubmissionsLinksAndMeshesRefuseWhatIsMissing) {
+  addend_reducer* reducer = nullptr;
+  ASSERT_EQ(addend_local_create(1, &reducer), ADDEND_OK);
+  addend_pipeline* pipeline = nullptr;
+  ASSERT_EQ(addend_pipeline_create(reducer, 0, 0, &pipeline), ADDEND_OK);
+  addend_codec* codec = make_codec("dense", layout_of(10, 1));
+  std::vector<float> gradient(10, 1.0f);
+  addend_part part = {codec, gradient.data()};
+  Ending ending;
+  int ended = 0;
+  addend_outcome outcome{};
+  const auto refused = [&](const addend_submission& one) {
+    return addend_pipeline_run(pipeline, &one, 1, &ended, &outcome) == ADDEND_INVALID_ARGUMENT;
+  };
+  const addend_submission good = submission_of(part, ending);
+  EXPECT_EQ(addend_pipeline_run(nullptr, &good, 1, &ended, &outcome), ADDEND_INVALID_ARGUMENT);
+  EXPECT_EQ(addend_pipeline_run(pipeline, nullptr, 1, &ended, &outcome), ADDEND_INVALID_ARGUMENT);
+  EXPECT_EQ(addend_pipeline_run(pipeline, &good, 1, nullptr, &outcome), ADDEND_INVALID_ARGUMENT);
+  EXPECT_EQ(addend_pipeline_run(pipeline, &good, 1, &ended, nullptr), ADDEND_INVALID_ARGUMENT);
+  addend_submission bad = good;
+  bad.size = 4;
+  EXPECT_TRUE(refused(bad));
+  bad = good;
+  bad.done = nullptr;
+  EXPECT_TRUE(refused(bad));
+  bad = good;
+  bad.parts = nullptr;
+  EXPECT_TRUE(refused(bad));
+  bad.part_count = 0;
+  EXPECT_TRUE(refused(bad));
+  bad = good;
+  bad.claim_count = 1;
+  EXPECT_TRUE(refused(bad));
+  const addend_claim nameless = {nullptr, 1};
+  bad.claims = &nameless;
+  EXPECT_TRUE(refused(bad));
+  part.codec = nullptr;
+  EXPECT_TRUE(refused(good));
+  addend_pipeline_stop(nullptr, ADDEND_IO, "nobody");
+  addend_pipeline_position(nullptr, nullptr, nullptr);
+  addend_link link = {1, 0};
+  EXPECT_EQ(addend_reducer_set_link(reducer, &link), ADDEND_INVALID_ARGUMENT);
+  EXPECT_EQ(addend_reducer_set_link(reducer, nullptr), ADDEND_INVALID_ARGUMENT);
+  EXPECT_EQ(addend_reducer_measure_link(reducer, 1, nullptr), ADDEND_INVALID_ARGUMENT);
+  addend_mesh_options options;
+  addend_mesh_options_init(&options, sizeof(options));
+  addend_reducer* mesh = nullptr;
+  EXPECT_EQ(addend_mesh_create(&options, &mesh), ADDEND_INVALID_ARGUMENT) << "no peers";
+  const char* peer = "127.0.0.1:1";
+  options.peers = &peer;
+  options.world = 1;
+  options.token_bytes = 3;
+  EXPECT_EQ(addend_mesh_create(&options, &mesh), ADDEND_INVALID_ARGUMENT) << "no token";
+  EXPECT_EQ(ending.calls, 0);
+  addend_pipeline_destroy(pipeline);
+  addend_codec_destroy(codec);
+  addend_reducer_destroy(reducer);
 }
 
 }  // namespace
