@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <limits>
+#include <memory>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -285,6 +287,58 @@ INSTANTIATE_TEST_SUITE_P(EveryCodec, Steps,
                                          "exact:mode=sketch,density=0.2",
                                          "exact:mode=packed,values=reproducible",
                                          "exact:mode=sketch,density=0.2,values=reproducible"));
+
+// ---- skip_step: somebody else has done the dense step
+
+TEST(SkipStep, IsLikeHavingDoneTheDenseStep) {
+  for (const char* spec : {"dense", "exact", "exact:density=0.9,probe=4"}) {
+    Layout layout;
+    layout.count = 4096;
+    layout.world = 1;
+    const auto done = *create_codec(*CodecSpec::parse(spec), layout);
+    const auto skipped = *create_codec(*CodecSpec::parse(spec), layout);
+    int skips = 0;
+    for (int step = 0; step < 40; ++step) {
+      ASSERT_EQ(done->next_mode(), skipped->next_mode()) << spec << " step " << step;
+      ASSERT_EQ(done->fingerprint(), skipped->fingerprint()) << spec << " step " << step;
+      const bool dense = done->next_mode() == "dense";
+      for (Codec* codec : {done.get(), skipped.get()}) {
+        if (codec == skipped.get() && dense) {
+          ASSERT_TRUE(codec->skip_step());
+          ++skips;
+          continue;
+        }
+        std::vector<float> gradient(layout.count, 1.0f);
+        Round round;
+        ASSERT_TRUE(codec->begin(gradient.data()));
+        for (Result<bool> more = true; more && *more;)
+          more = codec->next_round(round);
+        ASSERT_TRUE(codec->finish(gradient.data()));
+      }
+    }
+    EXPECT_GE(skips, 20) << spec << ": nothing was tested";
+  }
+}
+
+TEST(SkipStep, IsRefusedInsideAStepAndBeforeOneThatIsNotDense) {
+  Layout layout;
+  layout.count = 100;
+  std::vector<float> gradient(100, 1.0f);
+  const auto dense = *create_codec(*CodecSpec::parse("dense"), layout);
+  const uint64_t before = dense->fingerprint();
+  ASSERT_TRUE(dense->begin(gradient.data()));
+  EXPECT_FALSE(dense->skip_step());
+  dense->cancel();
+  EXPECT_EQ(dense->fingerprint(), before);
+  EXPECT_TRUE(dense->skip_step());
+  for (const char* spec : {"quant", "exact:mode=sketch"}) {
+    const auto codec = *create_codec(*CodecSpec::parse(spec), layout);
+    const Status status = codec->skip_step();
+    ASSERT_FALSE(status) << spec;
+    EXPECT_EQ(status.error().code, Errc::kInvalidArgument);
+    EXPECT_NE(status.error().message.find(codec->next_mode()), std::string::npos);
+  }
+}
 
 }  // namespace
 }  // namespace addend
