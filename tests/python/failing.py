@@ -55,7 +55,8 @@ class TwoBuckets(nn.Module):
         self.last = nn.Linear(520, 516)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.last(self.first(inputs))
+        out: torch.Tensor = self.last(self.first(inputs))
+        return out
 
 
 def attach_two_buckets(

@@ -113,7 +113,7 @@ def test_what_was_said_counts_even_if_the_asker_does_not_wait() -> None:
         assert everyone[1].ask_all()[0].verdict == "working"
 
 
-BAD_REQUESTS = {
+BAD_REQUESTS: dict[str, Callable[[Peers], bytes]] = {
     "nothing": lambda peers: b"",
     "garbage": lambda peers: os.urandom(300),
     "wrong token": lambda peers: os.urandom(16) + request(peers, _peers._ABORT, b"no")[16:],

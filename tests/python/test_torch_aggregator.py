@@ -99,8 +99,8 @@ def _several_models(rank: int, world: int, address: str, key: str) -> list[str]:
     names: list[str] = []
     join = _jobs.join
 
-    def noting(*args: Any) -> Any:
-        joined = join(*args)
+    def noting(aggregator: addend.Aggregator, group: Any, device: torch.device) -> Any:
+        joined = join(aggregator, group, device)
         names.append(joined.job)
         return joined
 
@@ -244,7 +244,7 @@ def _lose_the_server(rank: int, world: int, middle: bool, address: str, key: str
             notes().wait(["killed"])
         run(*args, **named)
 
-    training.handle._engine.run = wait_for_the_end
+    training.handle._engine.run = wait_for_the_end  # type: ignore[method-assign]
     for _ in range(8):
         assert training.step() == pytest.approx(plain.step(), rel=1e-5)
     training.check_replicas()

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 from ranks import run_ranks  # noqa: E402
-from torch import nn  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
 from torch.distributed.fsdp import FullyShardedDataParallel  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from training import (  # noqa: E402
@@ -63,6 +63,7 @@ def test_lossless_codecs(world: int) -> None:
 def train_in_several_layouts(rank: int, world: int) -> None:
     """One bucket, many, many from the first step on, buckets that change places."""
     mixed = functools.partial(MixedTypes, torch.float32, torch.bfloat16, torch.float16)
+    layouts: tuple[dict[str, Any], ...]
     layouts = ({}, MANY_BUCKETS, {**MANY_BUCKETS, "find_unused_parameters": True})
     for codec in ("exact:values=reproducible", "quant:bits=2,feedback=float"):
         for make, loss in ((Recommender, recommender_loss), (mixed, mixed_types_loss)):
@@ -123,6 +124,11 @@ def test_overrides_by_name() -> None:
 # ---- loss scales
 
 
+def gradient(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
 def scaled_steps(made: Trainer, scaler: Any, overflow_at: int) -> list[float]:
     """Trains with a GradScaler, or as if there were one; rank 1 overflows. The scales used."""
     scales = []
@@ -134,7 +140,7 @@ def scaled_steps(made: Trainer, scaler: Any, overflow_at: int) -> list[float]:
             loss = loss * torch.inf
         if scaler is None:
             loss.backward()
-            if all(bool(p.grad.isfinite().all()) for p in made.model.parameters()):
+            if all(bool(gradient(p).isfinite().all()) for p in made.model.parameters()):
                 made.optimizer.step()
         else:
             scales.append(scaler.get_scale())
@@ -178,18 +184,18 @@ def test_loss_scales() -> None:
 # ---- what is refused, and when
 
 
-def local_gradients(made: Trainer, rank: int) -> dict[str, torch.Tensor]:
+def local_gradients(made: Trainer, rank: int) -> dict[str, Tensor]:
     """The gradients of this rank alone."""
     with made.model.no_sync():
         recommender_loss(made.model, rank, 0).backward()
-    found = {name: p.grad.clone() for name, p in made.parameters().items()}
+    found = {name: gradient(p).clone() for name, p in made.parameters().items()}
     made.optimizer.zero_grad()
     return found
 
 
 ONE_BUCKET: dict[str, Any] = {}
 FIRST_STEP_IN_BUCKETS = {**MANY_BUCKETS, "find_unused_parameters": True}
-DIFFERENCES = [
+DIFFERENCES: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     # what rank 1 asks for, options of DDP, what everyone must say, what rank 1 says besides
     ({"codec": "quant:bits=4"}, ONE_BUCKET, "bucket 0, round 1: ranks differ in layout", ""),
     ({"overrides": {"*.1.0.bias": "dense"}}, ONE_BUCKET, "layout", "layers.1.0.bias 64 dense"),
@@ -260,11 +266,11 @@ def test_the_deadline_is_the_groups_own_unless_one_is_given() -> None:
 class Odd(nn.Module):
     """A layer with one parameter."""
 
-    def __init__(self, parameter: torch.Tensor) -> None:
+    def __init__(self, parameter: Tensor) -> None:
         super().__init__()
         self.odd = nn.Parameter(parameter)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return (x * self.odd).sum()
 
 
@@ -281,19 +287,19 @@ def misuse(rank: int, world: int) -> None:
         (addend.InvalidArgument, "DistributedDataParallel, not Rec", lambda: attach(module)),
         (addend.InvalidArgument, "not FullyShardedDataParallel", lambda: attach(sharded)),
         (addend.InvalidArgument, "no codec", lambda: attach(model, codec="zip")),
-        (addend.InvalidArgument, "codec 4 is not a spec", lambda: attach(model, codec=4)),
+        (addend.InvalidArgument, "codec 4 is not a spec", lambda: attach(model, codec=4)),  # type: ignore[arg-type]
         (addend.InvalidArgument, "bits", lambda: attach(model, overrides={"*": "quant:bits=99"})),
-        (addend.InvalidArgument, "overrides", lambda: attach(model, overrides=["*"])),
-        (addend.InvalidArgument, "overrides", lambda: attach(model, overrides={1: "dense"})),
+        (addend.InvalidArgument, "overrides", lambda: attach(model, overrides=["*"])),  # type: ignore[arg-type]
+        (addend.InvalidArgument, "overrides", lambda: attach(model, overrides={1: "dense"})),  # type: ignore[dict-item]
         (addend.InvalidArgument, "deadline", lambda: attach(model, deadline=0)),
-        (addend.InvalidArgument, "deadline", lambda: attach(model, deadline="soon")),
+        (addend.InvalidArgument, "deadline", lambda: attach(model, deadline="soon")),  # type: ignore[arg-type]
         (addend.InvalidArgument, "seed -1", lambda: attach(model, seed=-1)),
-        (addend.InvalidArgument, "seed 1.5", lambda: attach(model, seed=1.5)),
-        (addend.InvalidArgument, "link", lambda: attach(model, link=10)),
+        (addend.InvalidArgument, "seed 1.5", lambda: attach(model, seed=1.5)),  # type: ignore[arg-type]
+        (addend.InvalidArgument, "link", lambda: attach(model, link=10)),  # type: ignore[arg-type]
         (addend.InvalidArgument, "link", lambda: attach(model, link=Link(gbit_per_s=0.0))),
         (addend.InvalidArgument, "link", lambda: attach(model, link=Link(latency_us=-1.0))),
         (addend.InvalidArgument, "scaler", lambda: attach(model, scaler=2.0)),
-        (addend.InvalidArgument, "aggregator", lambda: attach(model, aggregator=5000)),
+        (addend.InvalidArgument, "aggregator", lambda: attach(model, aggregator=5000)),  # type: ignore[arg-type]
         (
             addend.InvalidArgument,
             r"embedding\.weight: feedback needs dense gradients",
@@ -309,7 +315,7 @@ def misuse(rank: int, world: int) -> None:
     with pytest.raises(addend.InvalidArgument, match="has a communication hook"):
         attach(model)
     recommender_loss(model, rank, 0).backward()  # the first one still works
-    assert_replicas({name: p.grad for name, p in module.named_parameters()})
+    assert_replicas({name: gradient(p) for name, p in module.named_parameters()})
     handle.close()
     with pytest.raises(Exception, match="closed"):
         recommender_loss(model, rank, 1).backward()

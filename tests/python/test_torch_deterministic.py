@@ -35,12 +35,12 @@ def torch_is_told() -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
-def trained(rank: int, asked: dict[str, bool]) -> str:
+def trained(rank: int, asked: dict[str, Any]) -> str:
     run = fit(Recommender, recommender_loss, "exact", ddp=MANY_BUCKETS, attach=asked)
     return digest(run.parameters)
 
 
-def summed(rank: int, asked: dict[str, bool]) -> str:
+def summed(rank: int, asked: dict[str, Any]) -> str:
     """Sums of several sizes, some of them twice, on a group of their own."""
     group = dist.new_group()
     out = {}
@@ -57,9 +57,9 @@ def end_states(rank: int, world: int) -> dict[str, list[str]]:
     """By who asks for determinism: digests of what runs over different networks end with."""
     out: dict[str, list[str]] = {}
     for link in MEASURED:
-        Reducer.measure_link = lambda reducer, timeout_s, link=link: link
+        Reducer.measure_link = lambda reducer, timeout_s, link=link: link  # type: ignore[method-assign, misc]
         for what in (trained, summed):
-            cases: dict[str, tuple[Any, dict[str, bool]]] = {
+            cases: dict[str, tuple[Any, dict[str, Any]]] = {
                 "nobody": (contextlib.nullcontext(), {}),
                 "the caller": (contextlib.nullcontext(), {"deterministic": True}),
                 "torch": (torch_is_told(), {}),
@@ -100,7 +100,7 @@ def too_late(rank: int, world: int) -> None:
         all_reduce(ones.clone())
     assert torch.equal(all_reduce(ones.clone(), deterministic=False), ones * world)
     with pytest.raises(addend.InvalidArgument, match="deterministic 1 is not"):
-        all_reduce(ones.clone(), deterministic=1)
+        all_reduce(ones.clone(), deterministic=1)  # type: ignore[arg-type]
 
 
 def test_it_must_be_asked_for_at_first() -> None:

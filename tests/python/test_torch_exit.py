@@ -16,7 +16,7 @@ from typing import Any, Callable
 import pytest
 import torch
 import torch.distributed as dist
-from failing import DEADLINE_S, attach_two_buckets, await_news, engine_of, one_step
+from failing import DEADLINE_S, TwoBuckets, attach_two_buckets, await_news, engine_of, one_step
 from ranks import Ranks, notes
 from torch import nn
 
@@ -38,7 +38,7 @@ def leave_half_of_a_message(rank: int, model: nn.Module) -> None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
     if rank == 1:
-        send = dist.all_to_all_single
+        send: Any = dist.all_to_all_single
 
         def stop_within(out: torch.Tensor, *args: Any, **named: Any) -> Any:
             work = send(out.fill_(255), *args, **named, async_op=True)
@@ -47,7 +47,7 @@ def leave_half_of_a_message(rank: int, model: nn.Module) -> None:
                     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
             work.wait()
 
-        dist.all_to_all_single = stop_within
+        dist.all_to_all_single = stop_within  # type: ignore[assignment]
     addend.torch.all_reduce(torch.randn(8 << 20), codec="quant:bits=4")
 
 
@@ -59,6 +59,7 @@ def leave_with_buckets_in_flight(rank: int, model: nn.Module) -> None:
             notes().set("in flight", "")
             raise ValueError("a user's mistake")
 
+        assert isinstance(model.module, TwoBuckets)
         model.module.first.weight.register_hook(fail)
     else:
         notes().wait(["in flight"])
@@ -107,7 +108,11 @@ def act_and_leave(rank: int, world: int, name: str) -> None:
     if name != "half of a message" and not left:
         # Nothing that goes over the mesh may have to wait for the backend's own timeout.
         make_own = _group.make_own
-        _group.make_own = lambda group, _, device_type: make_own(group, 600.0, device_type)
+
+        def patient(group: Any, timeout_s: float, device_type: str = "cpu") -> Any:
+            return make_own(group, 600.0, device_type)
+
+        _group.make_own = patient
     model, handle = attach_two_buckets(DEADLINE_S, "dense" if left else "exact:mode=packed")
     addend.torch.all_reduce(torch.zeros(100), deadline=DEADLINE_S)
     for _ in range(2):

@@ -58,13 +58,14 @@ def test_names_are_not_forgotten() -> None:
 def a_name_for_two(rank: int, world: int) -> list[str]:
     expected = all_reduce(torch.ones(6), name="six")
     said = []
-    for tensor, named in (
+    cases: list[tuple[Any, dict[str, Any]]] = [
         (torch.ones(7), {}),
         (torch.ones(6).half(), {}),
         (torch.ones(6).to_sparse(), {}),
         (torch.ones(6), {"op": "mean"}),
         (torch.ones(6), {"codec": "dense"}),
-    ):
+    ]
+    for tensor, named in cases:
         with pytest.raises(addend.InvalidArgument, match="another tensor needs another name") as e:
             all_reduce(tensor, name="six", **named)
         said.append(str(e.value))

@@ -42,17 +42,17 @@ def wrong_calls(world: int) -> list[tuple[type[Exception], str, Callable[[], Any
     quantized = torch.quantize_per_tensor(ones, 0.1, 0, torch.qint8)
     return [
         (addend.InvalidArgument, "op 'max' is not sum or mean", lambda: all_reduce(ones, "max")),
-        (addend.InvalidArgument, "not list", lambda: all_reduce([1.0])),
-        (addend.InvalidArgument, "codec 3 is not a spec", lambda: all_reduce(ones, codec=3)),
+        (addend.InvalidArgument, "not list", lambda: all_reduce([1.0])),  # type: ignore[arg-type]
+        (addend.InvalidArgument, "codec 3 is not a spec", lambda: all_reduce(ones, codec=3)),  # type: ignore[arg-type]
         (addend.InvalidArgument, "nonsense", lambda: all_reduce(ones, codec="nonsense")),
         (addend.InvalidArgument, "bits", lambda: all_reduce(ones, codec="quant:bits=9")),
         (addend.InvalidArgument, "bits", lambda: all_reduce(ones, codec="quant:bits=x")),
-        (addend.InvalidArgument, "op", lambda: all_reduce(ones, dist.ReduceOp.SUM)),
-        (addend.InvalidArgument, "op", lambda: all_reduce(ones, ["sum"])),
+        (addend.InvalidArgument, "op", lambda: all_reduce(ones, dist.ReduceOp.SUM)),  # type: ignore[arg-type]
+        (addend.InvalidArgument, "op", lambda: all_reduce(ones, ["sum"])),  # type: ignore[arg-type]
         (addend.InvalidArgument, "deadline 0", lambda: all_reduce(ones, deadline=0)),
         (addend.InvalidArgument, "deadline inf", lambda: all_reduce(ones, deadline=math.inf)),
         (addend.InvalidArgument, "deadline nan", lambda: all_reduce(ones, deadline=math.nan)),
-        (addend.InvalidArgument, "deadline 'soon'", lambda: all_reduce(ones, deadline="soon")),
+        (addend.InvalidArgument, "deadline 'soon'", lambda: all_reduce(ones, deadline="soon")),  # type: ignore[arg-type]
         (addend.InvalidArgument, "group 'all' is", lambda: all_reduce(ones, group="all")),
         (addend.InvalidArgument, "share memory", lambda: all_reduce(ones.unfold(0, 2, 1))),
         (addend.Unsupported, "DTensor", lambda: all_reduce(distributed)),
@@ -87,7 +87,7 @@ def wrong_calls(world: int) -> list[tuple[type[Exception], str, Callable[[], Any
             "residual from call to call: say by name=",
             lambda: all_reduce(ones, codec="quant:feedback=float"),
         ),
-        (addend.InvalidArgument, "name 7 is not a name", lambda: all_reduce(ones, name=7)),
+        (addend.InvalidArgument, "name 7 is not a name", lambda: all_reduce(ones, name=7)),  # type: ignore[arg-type]
         (addend.InvalidArgument, "name '' is not a name", lambda: all_reduce(ones, name="")),
     ]
 

@@ -41,7 +41,7 @@ class Model(nn.Module):
         self.odd = nn.Linear(WIDTH, 3).double() if doubles else None
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        found = self.items(rows)
+        found: torch.Tensor = self.items(rows)
         total = found.sin().sum()
         return total if self.odd is None else total + self.odd(found.double()).sum()
 
@@ -63,7 +63,7 @@ class Books:
     def __init__(self) -> None:
         self.plane_bytes = 0
         self.counts: collections.Counter[str] = collections.Counter()
-        reduce, read = GroupSums._reduce, _meter.from_record
+        reduce, read = GroupSums._reduce, _meter.from_record  # type: ignore[attr-defined]
 
         def counting_reduce(sums: GroupSums, planes: Any) -> None:
             # But for what ranks compare before they add anything.
@@ -81,8 +81,8 @@ class Books:
                 self.counts[f"fallback/{seen.fallback}"] += 1
             return seen
 
-        GroupSums._reduce = counting_reduce  # type: ignore[method-assign]
-        _meter.from_record = counting_read
+        GroupSums._reduce = counting_reduce  # type: ignore[assignment, method-assign]
+        _meter.from_record = counting_read  # type: ignore[attr-defined]
 
 
 def measure(rank: int, world: int) -> None:
