@@ -82,8 +82,8 @@ class Reducer {
   /// The same for the first round of a step, with what agree would be asked. A worker that brings
   /// other claims or planes is kMismatch on all, out of wait.
   virtual Result<uint64_t> start_step(std::span<const Claim> claims, Round& round);
-  /// Whether the round is folded: true once for each number, false if wake was called first. A
-  /// deadline that passes is kTimeout.
+  /// Whether the round is folded: true once for each number, false if wake was called first, or if
+  /// it takes long. A deadline that passes is kTimeout.
   virtual Result<bool> wait(uint64_t number, Deadline deadline);
   /// From any thread: ends the wait under way, or the next one if no round is started before it.
   virtual void wake() {}

@@ -20,6 +20,8 @@ using Clock = std::chrono::steady_clock;
 // How long a wait asks again and again before it sleeps: about what waking up takes. Workers that
 // come at the same time then do not sleep at all.
 constexpr std::chrono::microseconds kSpin{50};
+// A wait that has nothing to do for so long looks up: a signal may have come before it slept.
+constexpr std::chrono::milliseconds kLook{500};
 // What one channel may move before the others have their turn.
 constexpr uint64_t kTurnBytes = 1 << 20;
 // Lanes of rounds that others started and we did not are kept up to here; more must wait, and what
@@ -220,11 +222,13 @@ Result<bool> MeshReducer::sleep(Deadline deadline) {
     const bool asks = channel.socket && channel.lost.empty() && (reads | writes) != 0;
     events_.push_back({asks ? channel.socket.get() : -1, static_cast<short>(reads | writes), 0});
   }
-  const timespec pause = to_timespec(deadline - Clock::now());
+  const auto left = deadline - Clock::now();
+  const timespec pause = to_timespec(std::min<Clock::duration>(left, kLook));
   const int ready = ppoll(events_.data(), events_.size(), &pause, nullptr);
   if (ready < 0 && errno != EINTR) return net::io_error("poll");
-  if (ready < 0) return true;  // a signal: its handler may want the thread
-  if (ready == 0 || events_[0].revents == 0) return false;
+  if (ready < 0) return true;           // a signal: its handler may want the thread
+  if (ready == 0) return left > kLook;  // one that came before we slept, perhaps
+  if (events_[0].revents == 0) return false;
   woken_ = false;
   take_wake();
   return true;
