@@ -301,7 +301,7 @@ class Engine:
         failed: Callable[[Exception], None],
     ) -> None:
         with self._idle:
-            place = self._places[0]._replace(round=self._rounds())
+            place = self._places[0]._replace(round=self._rounds(outcome.ticket))
         try:
             error: Exception | None = outcome.error
             if error is None:
@@ -319,9 +319,11 @@ class Engine:
             self._ended += 1
             self._idle.notify_all()
 
-    def _rounds(self) -> int:
+    def _rounds(self, ticket: int) -> int:
+        """How many of a job's rounds were started, if it is the one that is waited for."""
         pipeline = self._pipeline
-        return pipeline.position[1] if pipeline is not None else 0
+        at, rounds = pipeline.position if pipeline is not None else (-1, 0)
+        return rounds if at == ticket else 0
 
     def _count_left(self, place: Place) -> None:
         with self._idle:
