@@ -270,14 +270,15 @@ class Engine:
             pipeline.stop(Unavailable(f"{why} with buckets in flight"))
             for group in self._groups:
                 _group.abort(group, self.device)
-        if self._wait_idle(_CLOSE_S):
+        idle = self._wait_idle(_CLOSE_S)
+        self.peers.close()  # before connections go: who asks because of that must find nobody
+        if idle:
             self._pipeline = None
             pipeline.close()
             self._reducer.close()
             for group in self._groups:
                 _group.destroy(group)
             self._groups, self.group = [], None
-        self.peers.close()
         _open_engines.discard(self)
         self._closed.set()
 
