@@ -152,8 +152,8 @@ class Codec {
   /// step.
   virtual void cancel() = 0;
 
-  /// The next step's plan is dense (next_mode), and somebody else does it who adds gradients as they
-  /// are: the codec goes on as if it had. kInvalidArgument where the plan is another.
+  /// The next step's plan is dense (next_mode), and somebody else does it who adds gradients as
+  /// they are: the codec goes on as if it had. kInvalidArgument where the plan is another.
   virtual Status skip_step() = 0;
 
   /// Tells the codec, between begin and finish, that the sums of this step are without these
