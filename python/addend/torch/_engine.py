@@ -19,6 +19,7 @@ import atexit
 import collections
 import contextlib
 import os
+import queue
 import re
 import struct
 import threading
@@ -93,6 +94,9 @@ class Engine:
         self._ended = 0  # of them
         self._left: collections.deque[Place] = collections.deque()  # of sums left to the backend
         self._last = Place()
+        self._issuer: threading.Thread | None = None  # of sums that are left to the backend
+        self._unissued = 0  # of them, those that it has not begun
+        self._to_issue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         peers.where = self._where
         peers.on_abort(self._abort_from)
         _open_engines.add(self)
@@ -183,35 +187,71 @@ class Engine:
         if errors:
             raise errors[0]
 
-    def leave(self, tensor: torch.Tensor, place: Place) -> torch.futures.Future[Any]:
-        """The backend's own sum of a tensor, in place; all ranks leave the same ones, in one order.
-        The future raises what a failure is."""
+    def leave(
+        self,
+        make: Callable[[], torch.Tensor],
+        place: Place,
+        done: Callable[[torch.Tensor], None],
+        failed: Callable[[Exception], None],
+        *,
+        apart: bool,
+    ) -> None:
+        """The backend's own sum, in place, of the tensor that `make` gives; all ranks leave the
+        same ones, in one order. `apart`: `make` takes a while, and runs in a thread of ours.
+        `done` or `failed` is called once."""
         self.check_open()
         place = place._replace(round=1)
-        there = tensor if tensor.device.type == self.device.type else tensor.to(self.device)
         with self._idle:
             if self._stop is not None:  # meanwhile
                 raise Unavailable("this addend handle is closed")
             self._left.append(place)
+            apart = apart or self._unissued > 0  # sums are begun in the order of calls
+            self._unissued += 1 if apart else 0
+            if apart and self._issuer is None:
+                self._issuer = threading.Thread(
+                    target=self._issue, name="addend-issuer", daemon=True
+                )
+                self._issuer.start()
 
-        def end(ended: torch.futures.Future[Any]) -> torch.Tensor:
+        def start() -> None:
             try:
-                ended.value()
+                tensor = make()
+                there = tensor if tensor.device.type == self.device.type else tensor.to(self.device)
+                work = dist.all_reduce(there, group=self.group, async_op=True)
             except Exception as error:
-                raise self.fail(error, place) from None
-            finally:
-                self._count_left(place)
-            if there is not tensor:
-                tensor.copy_(there)
-            return tensor
+                self._end_left(error, place, failed)
+                return
 
-        try:
-            work = dist.all_reduce(there, group=self.group, async_op=True)
-        except Exception as error:
-            self._count_left(place)
-            raise self.fail(error, place) from None
-        future: torch.futures.Future[Any] = work.get_future()
-        return future.then(end)
+            def end(ended: torch.futures.Future[Any]) -> None:
+                try:
+                    ended.value()
+                    if there is not tensor:
+                        tensor.copy_(there)
+                    done(tensor)
+                except Exception as error:
+                    self._end_left(error, place, failed)
+                else:
+                    self._count_left(place)
+
+            work.get_future().add_done_callback(end)
+
+        if apart:
+            self._to_issue.put(start)
+        else:
+            start()
+
+    def _issue(self) -> None:
+        while (start := self._to_issue.get()) is not None:
+            start()
+            with self._idle:
+                self._unissued -= 1
+
+    def _end_left(
+        self, error: Exception, place: Place, failed: Callable[[Exception], None]
+    ) -> None:
+        with _going_on("ending a sum"):
+            failed(self.fail(error, place))
+        self._count_left(place)
 
     def sum_plain(self, tensor: torch.Tensor, place: Place) -> None:
         """The same, waited for: in the thread that ends jobs, so in their order."""
@@ -273,6 +313,9 @@ class Engine:
         idle = self._wait_idle(_CLOSE_S)
         self.peers.close()  # before connections go: who asks because of that must find nobody
         if idle:
+            if self._issuer is not None:
+                self._to_issue.put(None)
+                self._issuer.join()
             self._pipeline = None
             pipeline.close()
             self._reducer.close()

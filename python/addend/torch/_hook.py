@@ -24,6 +24,8 @@ from addend.torch._sparse import SparseSums
 from addend.torch._specs import Specs, bare, names_of
 
 STATE_FORMAT = 1
+# Up to here a pass over a bucket costs backward less than another thread does.
+_APART_BYTES = 4 << 20
 
 
 @dataclasses.dataclass
@@ -223,25 +225,33 @@ class Handle:
     ) -> "torch.futures.Future[torch.Tensor]":
         if known.codecs is not None:
             known.codecs.skip_step()
+        future, promised = self._promise(buffer)
         scale = 1.0 / self._engine.world
-        if self._in_place:
-            sums = buffer.mul_(scale)
-        else:  # DDP copies it back when it is done
-            if known.sums is None:
-                known.sums = torch.empty_like(buffer)
-            sums = torch.mul(buffer, scale, out=known.sums)
         begin = time.perf_counter()
-        nbytes = sums.numel() * sums.element_size()
+        nbytes = buffer.numel() * buffer.element_size()
         mode = "mode/dense" if known.codecs is not None else "fallback/dtype"
 
-        def done(ended: "torch.futures.Future[torch.Tensor]") -> torch.Tensor:
-            summed = ended.value()
+        def make() -> torch.Tensor:
+            if self._in_place:
+                return buffer.mul_(scale)
+            if known.sums is None:
+                known.sums = torch.empty_like(buffer)
+            return torch.mul(buffer, scale, out=known.sums)  # DDP copies it back when it is done
+
+        def done(summed: torch.Tensor) -> None:
             self._meter.left_done(begin, time.perf_counter(), place, nbytes, mode)
             if is_last:
                 self._step_done(place.step)
-            return summed
+            future.set_result(summed)
 
-        return self._engine.leave(sums, place).then(done)
+        self._engine.leave(
+            make,
+            place,
+            done,
+            future.set_exception,  # type: ignore[arg-type]  # torch's stubs are wrong
+            apart=buffer.device.type == "cpu" and nbytes >= _APART_BYTES,
+        )
+        return promised
 
     def _sum_rows(
         self, place: Place, buffer: torch.Tensor, parameters: list[torch.Tensor], is_last: bool
