@@ -95,9 +95,9 @@ class Pipeline {
   /// Blocks until the bucket is decoded, or returns why it could not be. Once per ticket.
   virtual Status wait(Ticket ticket) = 0;
 
-  /// Submits, and does the work in this thread if nothing else is under way: saves the hand-overs
-  /// between threads. True: it has ended, as `outcome` says. False: other threads do it, or the
-  /// rest of it after a signal came, and it ends as after submit.
+  /// Submits, and does the work in this thread if nothing else is under way, but for pieces: saves
+  /// the hand-overs between threads. True: it has ended, as `outcome` says. False: other threads do
+  /// it, or the rest of it after a signal came, and it ends as after submit.
   virtual Result<bool> run(Submission submission, Outcome& outcome) = 0;
 
   /// Ends what is under way, and whatever is submitted later, with an error. From any thread; the

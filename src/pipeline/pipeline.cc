@@ -103,7 +103,9 @@ class ThreadedPipeline final : public Pipeline {
     outcome = {};
     ADDEND_TRY(check(submission));
     std::unique_lock lock(mutex_);
-    if (in_flight_ > 0 || network_busy_ || inline_ || !reducer_.can_wake()) {
+    // Pieces are there for one to be encoded and another decoded while a third travels.
+    const bool pieces = submission.pieces && submission.parts.size() > 1;
+    if (in_flight_ > 0 || network_busy_ || inline_ || pieces || !reducer_.can_wake()) {
       lock.unlock();
       const Result<Ticket> ticket = submit(std::move(submission));
       if (!ticket) return ticket.error();
