@@ -85,6 +85,12 @@ class Reducer {
   /// Whether the round is folded: true once for each number, false if wake was called first, or if
   /// it takes long. A deadline that passes is kTimeout.
   virtual Result<bool> wait(uint64_t number, Deadline deadline);
+  /// Until one of these rounds has ended, the first of them being the oldest: then true. False and
+  /// errors as of wait, which is still to be called. Reducers that reduce inside wait answer at
+  /// once.
+  virtual Result<bool> wait_any(std::span<const uint64_t> numbers, Deadline deadline);
+  /// Whether wait would say at once, and well, that the round is folded.
+  virtual bool has_ended(uint64_t) const { return false; }
   /// From any thread: ends the wait under way, or the next one if no round is started before it.
   virtual void wake() {}
   /// Whether wake does that, and signals too; reducers that reduce inside wait take no notice.

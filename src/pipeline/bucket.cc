@@ -124,6 +124,17 @@ bool Bucket::is_under_way() const {
                      [](const Way& way) { return way.number.has_value(); });
 }
 
+uint64_t Bucket::next_number() const {
+  const auto found = std::find_if(ways_.begin(), ways_.end(),
+                                  [](const Way& way) { return way.number.has_value(); });
+  return *found->number;
+}
+
+bool Bucket::has_ended(const Reducer& reducer) const {
+  return std::all_of(ways_.begin(), ways_.end(),
+                     [&](const Way& way) { return !way.number || reducer.has_ended(*way.number); });
+}
+
 Status Bucket::set_missing(uint64_t workers) {
   for (Way& way : ways_)
     ADDEND_TRY(way.codec->set_missing(workers));

@@ -61,6 +61,10 @@ class Bucket {
   Result<bool> wait(Reducer& reducer, Deadline deadline);
   /// Whether the reducer has rounds of it that were not waited for.
   bool is_under_way() const;
+  /// The first of them. REQUIRES: is_under_way().
+  uint64_t next_number() const;
+  /// Whether wait would say at once, and well, that all is summed.
+  bool has_ended(const Reducer& reducer) const;
   Status set_missing(uint64_t workers);
 
   /// Takes back what was begun, so that it can be encoded once more.

@@ -17,6 +17,7 @@
 #include "addend/pipeline.h"
 
 #include <algorithm>
+#include <array>
 #include <condition_variable>
 #include <csignal>
 #include <deque>
@@ -322,12 +323,33 @@ class ThreadedPipeline final : public Pipeline {
     position_ = {oldest.job().ticket, oldest.rounds()};
   }
 
+  // Sums of the bucket in front are worth more than those of tails before it: it has rounds to
+  // encode. REQUIRES: they have ended well. Tails end in order.
+  bool take_front_first() {
+    Bucket& youngest = *under_way_.back();
+    if (under_way_.size() < 2 || youngest.is_last_round() || !youngest.has_ended(reducer_))
+      return false;
+    under_way_.pop_back();
+    const Result<bool> done = youngest.wait(reducer_, Clock::now() + options_.deadline);
+    Owned bucket = take_front();
+    const Status status = done ? bucket->set_missing(reducer_.missing()) : done.error();
+    if (!status) bucket->status = blame(*bucket, status.error());
+    to_encode(std::move(bucket));
+    return true;
+  }
+
   // The deadline of a bucket runs from when it is its turn: with its predecessors' sums here.
   void wait_for_oldest() {
     Bucket& oldest = *under_way_.front();
     show_position();
     if (!oldest.deadline) oldest.deadline = Clock::now() + options_.deadline;
-    const Result<bool> done = oldest.wait(reducer_, *oldest.deadline);
+    const std::array<uint64_t, 2> numbers = {oldest.next_number(),
+                                             under_way_.back()->next_number()};
+    const bool several = under_way_.size() > 1;
+    Result<bool> done =
+        reducer_.wait_any(std::span(numbers).first(several ? 2 : 1), *oldest.deadline);
+    if (done && *done && take_front_first()) return;
+    if (done && *done) done = oldest.wait(reducer_, *oldest.deadline);
     if (done && !*done) {  // something new may be encoded; in a caller's thread it was a signal
       const std::lock_guard lock(mutex_);
       handed_over_ = inline_ && !stopped_;

@@ -173,6 +173,58 @@ class TwoRounds final : public Codec {
   Layout layout_;
 };
 
+// One worker's reducer, on which the first round takes until two others have been started.
+class LongTailReducer final : public Reducer {
+ public:
+  uint32_t world() const override { return 1; }
+  uint32_t worker() const override { return 0; }
+  Status reduce(Round&, Deadline) override { return {}; }
+  Result<uint64_t> start(Round&) override {
+    const std::lock_guard lock(mutex_);
+    return started_++;
+  }
+  Result<uint64_t> start_step(std::span<const Claim>, Round& round) override {
+    return start(round);
+  }
+  bool has_ended(uint64_t number) const override { return number > 0; }
+  Result<bool> wait_any(std::span<const uint64_t> numbers, Deadline deadline) override {
+    return numbers.back() > 0 ? Result<bool>(true) : wait(0, deadline);
+  }
+  Result<bool> wait(uint64_t number, Deadline deadline) override {
+    std::unique_lock lock(mutex_);
+    if (number > 0 || started_ >= 3) return true;
+    if (!woken_.wait_until(lock, deadline, [&] { return wake_; }))
+      return make_error(Errc::kTimeout, "nobody came");
+    wake_ = false;
+    return false;
+  }
+  void wake() override {
+    const std::lock_guard lock(mutex_);
+    wake_ = true;
+    woken_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable woken_;
+  bool wake_ = false;
+  uint64_t started_ = 0;
+};
+
+TEST(Pipeline, ATailDoesNotKeepABucketFromItsNextRound) {
+  LongTailReducer reducer;
+  auto pipeline = create_pipeline(reducer, {4, std::chrono::seconds(20)});
+  const auto dense = make_codec("dense", 100, 1, 0, 0);
+  TwoRounds two(1, 0, false);
+  std::vector<float> gradient(100, 1.0f);
+  const Ticket first = *(*pipeline)->submit(*dense, gradient.data());
+  const Ticket second = *(*pipeline)->submit(two, gradient.data());
+  for (const Ticket ticket : {first, second}) {
+    const Status status = (*pipeline)->wait(ticket);
+    EXPECT_TRUE(status) << status.error().message;
+  }
+}
+
 TEST(Pipeline, AWorkerThatCannotEncodeALaterRoundDoesNotKeepTheOthersWaiting) {
   Wires wires(3);
   std::vector<std::unique_ptr<mesh::MeshReducer>> reducers;  // nobody leaves before the others

@@ -106,6 +106,8 @@ Result<uint64_t> Reducer::start_step(std::span<const Claim> claims, Round& round
   return number;
 }
 
+Result<bool> Reducer::wait_any(std::span<const uint64_t>, Deadline) { return true; }
+
 Result<bool> Reducer::wait(uint64_t number, Deadline deadline) {
   for (Started& started : started_) {
     if (started.number > number) break;

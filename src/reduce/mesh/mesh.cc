@@ -111,33 +111,53 @@ Result<uint64_t> MeshReducer::start_step(std::span<const Claim> claims, Round& r
 }
 
 Result<bool> MeshReducer::wait(uint64_t number, Deadline deadline) {
+  const Result<bool> ended = wait_any({&number, 1}, deadline);
+  if (!ended || !*ended) return ended;
   const auto found = transfers_.find(number);
-  if (found == transfers_.end()) {
-    if (!broken_.empty()) return make_error(Errc::kUnavailable, broken_);
-    return make_error(Errc::kInvalidArgument, "round " + std::to_string(number) + " is unknown");
+  const std::optional<Error> refused = found->second->refused();
+  spare_transfers_.push_back(std::move(found->second));
+  transfers_.erase(found);
+  if (refused) return *refused;
+  return true;
+}
+
+bool MeshReducer::has_ended(uint64_t number) const {
+  const auto found = transfers_.find(number);
+  return found != transfers_.end() && found->second->done() && !found->second->refused();
+}
+
+Result<bool> MeshReducer::wait_any(std::span<const uint64_t> numbers, Deadline deadline) {
+  std::vector<const Transfer*> awaited;
+  for (const uint64_t number : numbers) {
+    const auto found = transfers_.find(number);
+    if (found == transfers_.end()) {
+      if (!broken_.empty()) return make_error(Errc::kUnavailable, broken_);
+      return make_error(Errc::kInvalidArgument, "round " + std::to_string(number) + " is unknown");
+    }
+    awaited.push_back(found->second.get());
   }
-  Transfer& transfer = *found->second;
+  const auto one_is_done = [&] {
+    return std::any_of(awaited.begin(), awaited.end(), [](const auto* one) { return one->done(); });
+  };
   const auto spin_until = Clock::now() + kSpin;
-  while (!transfer.done()) {
+  while (!one_is_done()) {
     if (!broken_.empty()) return make_error(Errc::kUnavailable, broken_);
     if (interrupted_) {
       return break_down(make_error(Errc::kUnavailable, "the rounds under way were interrupted"));
     }
     Status status = progress();
-    if (transfer.done()) break;
-    if (status) status = check_lost(transfer);
+    if (one_is_done()) break;
+    for (const Transfer* transfer : awaited) {
+      if (status) status = check_lost(*transfer);
+    }
     if (!status) return break_down(status.error());
     const auto now = Clock::now();
-    if (now >= deadline) return break_down(late(transfer));
+    if (now >= deadline) return break_down(late(*awaited.front()));
     if (now < spin_until) continue;
     const auto woken = sleep(deadline);
     if (!woken) return break_down(woken.error());
     if (*woken) return false;
   }
-  const std::optional<Error> refused = transfer.refused();
-  spare_transfers_.push_back(std::move(found->second));
-  transfers_.erase(found);
-  if (refused) return *refused;
   return true;
 }
 

@@ -59,6 +59,8 @@ class MeshReducer final : public Reducer {
   Result<uint64_t> start(Round& round) override { return start_step({}, round); }
   Result<uint64_t> start_step(std::span<const Claim> claims, Round& round) override;
   Result<bool> wait(uint64_t number, Deadline deadline) override;
+  Result<bool> wait_any(std::span<const uint64_t> numbers, Deadline deadline) override;
+  bool has_ended(uint64_t number) const override;
   void wake() override;
   void interrupt() override;
   bool can_wake() const override { return true; }
