@@ -462,10 +462,14 @@ class ThreadedPipeline final : public Pipeline {
     if (!bucket->status && job.status) job.status = bucket->status;
     job.spans.insert(job.spans.end(), bucket->spans().begin(), bucket->spans().end());
     lock.lock();
-    for (const Part& part : bucket->parts())
-      busy_.erase(part.codec);
     if (!bucket->status && !decode_failure_) decode_failure_ = bucket->status.error();
+    std::vector<const Codec*> codecs;
+    for (const Part& part : bucket->parts())
+      codecs.push_back(part.codec);
     if (bucket->is_last_of_job()) end_job(job.ticket, lock);
+    // Not before: whoever is told may look at what the codec has.
+    for (const Codec* codec : codecs)
+      busy_.erase(codec);
     work_.notify_all();
     return true;
   }

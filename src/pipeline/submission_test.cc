@@ -339,6 +339,35 @@ TEST(Submission, ACodecThatIsSubmittedAgainWaitsItsTurn) {
   });
 }
 
+TEST(Submission, WhoIsToldMayLookAtTheCodecBeforeItHasAnotherBucket) {
+  spawn_workers(1, {}, [](uint32_t w, Reducer& reducer) {
+    const auto codec = make_codec("exact", 3000, 1, 0, w);
+    std::vector<float> one = gradient_of(w, 0, 3000), other = gradient_of(w, 1, 3000);
+    std::promise<void> begun;
+    std::future<void> begins = begun.get_future();
+    auto pipeline = create_pipeline(reducer);
+    Endings endings;
+    Submission first;
+    first.parts.push_back({codec.get(), one.data()});
+    first.done = [&](const Outcome& outcome) {
+      // Long enough for an encoder that does not wait.
+      EXPECT_EQ(begins.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
+      endings.recorder()(outcome);
+    };
+    Submission second;
+    second.parts.push_back({codec.get(), other.data()});
+    second.prepare = [&]() -> Status {
+      begun.set_value();
+      return {};
+    };
+    second.done = endings.recorder();
+    ASSERT_TRUE((*pipeline)->submit(std::move(first)));
+    ASSERT_TRUE((*pipeline)->submit(std::move(second)));
+    for (const Outcome& outcome : endings.wait_for(2))
+      EXPECT_TRUE(outcome.status);
+  });
+}
+
 TEST(Submission, SpansTellWhatABucketDidInOrder) {
   spawn_workers(2, {}, [](uint32_t w, Reducer& reducer) {
     const auto codec = make_codec("exact:mode=two-level", 5000, 2, 0, w);

@@ -153,8 +153,8 @@ class Engine:
             except BaseException as interrupt:  # the others would wait for this rank
                 self.fail(interrupt, self._where())
                 raise
-        if outcome is not None:
-            ended(outcome)
+            if outcome is not None:  # before the codec has another bucket
+                ended(outcome)
 
     def agree(
         self,
