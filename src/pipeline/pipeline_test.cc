@@ -103,11 +103,12 @@ TEST(Pipeline, ABucketStartsWhenTheLastRoundOfTheOneBeforeItIsSent) {
   OverlappingReducer reducer;
   auto pipeline = create_pipeline(reducer, {OverlappingReducer::kBuckets, std::chrono::hours(1)});
   std::vector<std::unique_ptr<Codec>> codecs;
-  std::vector<float> gradient(100, 1.0f);
+  std::vector<std::vector<float>> gradients(OverlappingReducer::kBuckets,
+                                            std::vector<float>(100, 1.0f));
   std::vector<Ticket> tickets;
   for (uint64_t b = 0; b < OverlappingReducer::kBuckets; ++b) {
     codecs.push_back(make_codec("dense", 100, 1, b, 0));
-    tickets.push_back(*(*pipeline)->submit(*codecs.back(), gradient.data()));
+    tickets.push_back(*(*pipeline)->submit(*codecs.back(), gradients[b].data()));
   }
   for (const Ticket ticket : tickets)
     EXPECT_TRUE((*pipeline)->wait(ticket));
