@@ -65,8 +65,8 @@ TEST(Pipeline, TheSameOverAMeshWhereBucketsOverlap) {
   }
 }
 
-// One worker's reducer, on which a round ends only when another one has been started.
-class OverlappingReducer final : public Reducer {
+// One worker's reducer, which a test keeps waiting.
+class LoneReducer : public Reducer {
  public:
   uint32_t world() const override { return 1; }
   uint32_t worker() const override { return 0; }
@@ -78,6 +78,22 @@ class OverlappingReducer final : public Reducer {
   Result<uint64_t> start_step(std::span<const Claim>, Round& round) override {
     return start(round);
   }
+  void wake() override {
+    const std::lock_guard lock(mutex_);
+    wake_ = true;
+    woken_.notify_all();
+  }
+
+ protected:
+  std::mutex mutex_;
+  std::condition_variable woken_;
+  bool wake_ = false;
+  uint64_t started_ = 0;
+};
+
+// A round ends only when another one has been started.
+class OverlappingReducer final : public LoneReducer {
+ public:
   Result<bool> wait(uint64_t number, Deadline) override {
     std::unique_lock lock(mutex_);
     // The last one that the test submits has nobody behind it.
@@ -85,18 +101,7 @@ class OverlappingReducer final : public Reducer {
     woken_.wait(lock, [&] { return std::exchange(wake_, false); });
     return false;
   }
-  void wake() override {
-    const std::lock_guard lock(mutex_);
-    wake_ = true;
-    woken_.notify_all();
-  }
   static constexpr uint64_t kBuckets = 5;
-
- private:
-  std::mutex mutex_;
-  std::condition_variable woken_;
-  bool wake_ = false;
-  uint64_t started_ = 0;
 };
 
 TEST(Pipeline, ABucketStartsWhenTheLastRoundOfTheOneBeforeItIsSent) {
@@ -174,19 +179,9 @@ class TwoRounds final : public Codec {
   Layout layout_;
 };
 
-// One worker's reducer, on which the first round takes until two others have been started.
-class LongTailReducer final : public Reducer {
+// The first round takes until two others have been started.
+class LongTailReducer final : public LoneReducer {
  public:
-  uint32_t world() const override { return 1; }
-  uint32_t worker() const override { return 0; }
-  Status reduce(Round&, Deadline) override { return {}; }
-  Result<uint64_t> start(Round&) override {
-    const std::lock_guard lock(mutex_);
-    return started_++;
-  }
-  Result<uint64_t> start_step(std::span<const Claim>, Round& round) override {
-    return start(round);
-  }
   bool has_ended(uint64_t number) const override { return number > 0; }
   Result<bool> wait_any(std::span<const uint64_t> numbers, Deadline deadline) override {
     return numbers.back() > 0 ? Result<bool>(true) : wait(0, deadline);
@@ -199,17 +194,6 @@ class LongTailReducer final : public Reducer {
     wake_ = false;
     return false;
   }
-  void wake() override {
-    const std::lock_guard lock(mutex_);
-    wake_ = true;
-    woken_.notify_all();
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable woken_;
-  bool wake_ = false;
-  uint64_t started_ = 0;
 };
 
 TEST(Pipeline, ATailDoesNotKeepABucketFromItsNextRound) {

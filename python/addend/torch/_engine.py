@@ -514,6 +514,7 @@ def start(
             raise
     except Exception:
         peers.close()
+        _group.destroy(own)
         raise
 
 
