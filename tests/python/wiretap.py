@@ -10,7 +10,7 @@ import struct
 import threading
 from typing import Any, Callable
 
-from addend.torch import _engine, _group
+from addend.torch import _group, _start
 
 _FRAME = struct.Struct("<IIQQQ64x")  # magic, kind, round, shape, length; claims
 _MAGIC = 0x31484D41
@@ -28,7 +28,7 @@ class Wiretap:
         self._armed = False
         self._seen: set[int] = set()  # rounds since then
         self._lock = threading.Lock()
-        connect = _engine.connect  # type: ignore[attr-defined]
+        connect = _start.connect  # type: ignore[attr-defined]
 
         def tapped(peers: Any, *args: Any, **named: Any) -> Any:
             before = _group._connections()
@@ -40,7 +40,7 @@ class Wiretap:
                 self._insert(fd)
             return made
 
-        _engine.connect = tapped  # type: ignore[attr-defined]
+        _start.connect = tapped  # type: ignore[attr-defined]
 
     def arm(self) -> None:
         """When every earlier round has ended on all ranks."""

@@ -14,7 +14,7 @@ from addend import Aggregator, InvalidArgument, Unsupported
 from addend.reducer import Link
 from addend.torch import _group, _log
 from addend.torch._checks import check_model, check_options, check_seconds, pinned
-from addend.torch._engine import Engine, start
+from addend.torch._engine import Engine
 from addend.torch._hook import Handle
 from addend.torch._specs import (
     Specs,
@@ -24,6 +24,7 @@ from addend.torch._specs import (
     options_of,
     tables_of,
 )
+from addend.torch._start import start
 
 
 def attach(

@@ -16,11 +16,12 @@ from addend.reducer import Link
 from addend.torch import _group, _log
 from addend.torch._bucket import DTYPES, Codecs, Memory, Plan, Run, digest
 from addend.torch._checks import check_call, check_group, check_seconds, check_tensor, pinned
-from addend.torch._engine import GROUP_GONE, Engine, start
+from addend.torch._engine import GROUP_GONE, Engine
 from addend.torch._meter import Meter, profiler_range
 from addend.torch._peers import Place
 from addend.torch._sparse import SparseSums
 from addend.torch._specs import check, kind_of, tuned, with_option
+from addend.torch._start import start
 
 # Larger tensors go in pieces, so that one is encoded and another decoded while a third travels.
 # Quantising takes longer than looking for zeros, and is worth hiding in smaller pieces.
