@@ -5,7 +5,7 @@ JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 60
 TSAN_TESTS = reduce_test pipeline_test float_equality_test example_c service_test service_net_test
 space := $(subst ,, )
-SOURCES = $(shell git ls-files '*.h' '*.cc' '*.c')
+SOURCES = $(shell git ls-files '*.h' '*.cc' '*.c' '*.cu' '*.cuh')
 
 help:
 	@echo 'make demo    install what is needed, train three models with and without Addend, write out/report.html'

@@ -5,6 +5,9 @@ get_property(modules GLOBAL PROPERTY ADDEND_MODULES)
 install(TARGETS ${modules} addend_addend addend_c EXPORT addend-targets
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+if(TARGET addend_cuda_kernels)
+  install(TARGETS addend_cuda_kernels LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
 install(DIRECTORY include/addend DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT addend-targets NAMESPACE addend:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/addend)
 configure_package_config_file(cmake/addend-config.cmake.in addend-config.cmake

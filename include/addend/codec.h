@@ -42,13 +42,6 @@ struct CodecSpec {
   std::string to_string() const;
 };
 
-/// Where a codec runs.
-struct Execution {
-  enum class Device : uint8_t { kCpu, kCuda };
-  Device device = Device::kCpu;
-  void* stream = nullptr;  ///< cudaStream_t for kCuda
-};
-
 /// What a planner may assume about the network; only the choice of mode depends on it, never the
 /// result.
 struct NetworkHint {

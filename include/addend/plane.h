@@ -58,6 +58,14 @@ constexpr const char* op_name(Op op) {
   return kNames[static_cast<std::size_t>(op)];
 }
 
+/// Where a codec runs, and the memory of its planes is.
+struct Execution {
+  enum class Device : uint8_t { kCpu, kCuda };
+  Device device = Device::kCpu;
+  /// kCuda: a cudaStream_t, which everything is ordered by; null is the device's default stream.
+  void* stream = nullptr;
+};
+
 /// A flat array of equal lanes with one reduce operation. It does not own its memory: a codec lends
 /// its workspace until the next call on that codec. The memory is where the codec executes (host or
 /// device).
@@ -84,10 +92,13 @@ struct Round {
   std::size_t size = 0;
   /// No round follows in this step, whatever the sums are. Clear where that depends on them.
   bool last = false;
+  /// Whose memory the planes are; contents are there in the order of its stream.
+  Execution execution;
 
   void clear() {
     size = 0;
     last = false;
+    execution = {};
   }
   void add(const Plane& plane) { planes[size++] = plane; }
   Plane* begin() { return planes.data(); }

@@ -11,6 +11,7 @@
 #include "codec/exact/exact.h"
 #include "codec/exact/fixed.h"
 #include "codec/quant/quant.h"
+#include "cuda/library.h"
 
 namespace addend {
 namespace {
@@ -19,13 +20,15 @@ struct Entry {
   std::string_view name;
   Result<std::unique_ptr<Codec>> (*create)(const CodecSpec&, const Layout&);
   const std::vector<OptionHelp>& (*options)();
+  /// Null where no device runs it yet.
+  Result<std::unique_ptr<Codec>> (*create_on_device)(const CodecSpec&, const Layout&);
 };
 
 constexpr std::array<Entry, 4> kCodecs{{
-    {"dense", create_dense, dense_options},
-    {"cast", cast::create_cast, cast::cast_options},
-    {"exact", exact::create_exact, exact::exact_options},
-    {"quant", quant::create_quant, quant::quant_options},
+    {"dense", create_dense, dense_options, nullptr},
+    {"cast", cast::create_cast, cast::cast_options, nullptr},
+    {"exact", exact::create_exact, exact::exact_options, nullptr},
+    {"quant", quant::create_quant, quant::quant_options, nullptr},
 }};
 
 std::string known_names() {
@@ -79,11 +82,15 @@ Status check_layout(const Layout& layout) {
     return make_error(Errc::kInvalidArgument,
                       "the network hint needs a latency of at least 0 and a speed above 0");
   }
-  if (layout.execution.device != Execution::Device::kCpu) {
-    return make_error(Errc::kUnsupported,
-                      "this build has no CUDA backend: execution must be the CPU");
-  }
   return check_segments(layout);
+}
+
+Result<std::unique_ptr<Codec>> create_where(const Entry& entry, const CodecSpec& spec,
+                                            const Layout& layout) {
+  if (layout.execution.device == Execution::Device::kCpu) return entry.create(spec, layout);
+  ADDEND_TRY(cuda::runtime());
+  if (entry.create_on_device != nullptr) return entry.create_on_device(spec, layout);
+  return make_error(Errc::kUnsupported, spec.name + " does not run on a device yet");
 }
 
 }  // namespace
@@ -92,7 +99,7 @@ Result<std::unique_ptr<Codec>> create_codec(const CodecSpec& spec, const Layout&
   ADDEND_TRY(check_layout(layout));
   const FloatEnvironment ours;
   for (const Entry& entry : kCodecs) {
-    if (entry.name == spec.name) return entry.create(spec, layout);
+    if (entry.name == spec.name) return create_where(entry, spec, layout);
   }
   return make_error(Errc::kInvalidArgument,
                     "no codec named '" + spec.name + "'; there are: " + known_names());

@@ -38,6 +38,7 @@ class Stepped : public Contract {
       state_ = State::kDecode;
       return false;
     }
+    round.execution = layout_.execution;
     const uint64_t bytes = own_bytes(round);
     draft_.round_bytes[draft_.rounds++] = bytes;
     draft_.wire_bytes += bytes;

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// What kernels share: launches that are checked, and letters to the host.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/memory.h"
+
+namespace addend::cuda {
+
+/// The error of the launch that came last, if it failed.
+inline int launched() { return static_cast<int>(cudaGetLastError()); }
+
+/// CTAs of `threads` that a grid needs to keep every multiprocessor busy, at most `most`.
+template <typename Kernel>
+inline int fill_device(Kernel kernel, int threads, uint64_t most, uint32_t* ctas) {
+  int device = 0, processors = 0, each = 0;
+  if (const auto code = cudaGetDevice(&device); code != cudaSuccess) return code;
+  if (const auto code = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+      code != cudaSuccess)
+    return code;
+  if (const auto code = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, threads, 0);
+      code != cudaSuccess)
+    return code;
+  const uint64_t wanted = static_cast<uint64_t>(processors) * static_cast<uint64_t>(each);
+  *ctas = static_cast<uint32_t>(wanted < most ? wanted : most);
+  return 0;
+}
+
+/// Ends a letter whose numbers are written. By one thread.
+__device__ inline void send(Mail* mail, uint64_t sequence) {
+  __threadfence_system();
+  *const_cast<volatile uint64_t*>(&mail->sequence) = sequence;
+}
+
+}  // namespace addend::cuda
