@@ -131,6 +131,10 @@ class Codec:
         """The plan of that step (dense, packed, two-level, sketch, quant); equal on all workers."""
         return str(library.codec_next_mode(self._open()).decode())
 
+    def is_next_dense(self) -> bool:
+        """Whether that is a plain sum: asked for every bucket of every step."""
+        return bool(library.codec_next_mode(self._open()) == b"dense")
+
     @property
     def memory_bytes(self) -> int:
         """What the codec holds between steps."""

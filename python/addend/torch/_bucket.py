@@ -56,7 +56,7 @@ class Codecs:
 
     def all_dense(self) -> bool:
         """Whether the next step of all of them is a plain sum."""
-        return all(run.codec.next_mode == "dense" for run in self.runs)
+        return all(run.codec.is_next_dense() for run in self.runs)
 
     def skip_step(self) -> None:
         for run in self.runs:

@@ -18,6 +18,7 @@ import _thread
 import atexit
 import collections
 import contextlib
+import functools
 import os
 import queue
 import re
@@ -45,6 +46,10 @@ _SLICE_S = 0.5  # how long a wait goes without looking at signals
 _CLOSE_S = 5.0  # for what is under way to end
 _TOLD_S = 2.0  # for a rank that cannot go on to say why
 _CANNOT = "whether all can go on"
+
+
+_Sum = torch.futures.Future[torch.Tensor]
+_Unissued = tuple[Callable[[], _Sum], _Sum]  # what begins a sum, and what waits for it
 
 
 class Way(NamedTuple):
@@ -92,7 +97,7 @@ class Engine:
         self._last = Place()
         self._issuer: threading.Thread | None = None  # of sums that are left to the backend
         self._unissued = 0  # of them, those that it has not begun
-        self._to_issue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._to_issue: queue.SimpleQueue[_Unissued | None] = queue.SimpleQueue()
         peers.where = self._where
         peers.on_abort(self._abort_from)
         _open_engines.add(self)
@@ -187,14 +192,13 @@ class Engine:
         self,
         make: Callable[[], torch.Tensor],
         place: Place,
-        done: Callable[[torch.Tensor], None],
-        failed: Callable[[Exception], None],
+        done: Callable[[], None],
         *,
         apart: bool,
-    ) -> None:
+    ) -> _Sum:
         """The backend's own sum, in place, of the tensor that `make` gives; all ranks leave the
-        same ones, in one order. `apart`: `make` takes a while, and runs in a thread of ours.
-        `done` or `failed` is called once."""
+        same ones, in one order. `apart`: `make` takes a while, and runs in a thread of ours. What
+        is returned holds the sum, after `done`, or raises why there is none."""
         self.check_open()
         place = place._replace(round=1)
         with self._idle:
@@ -209,45 +213,49 @@ class Engine:
                 )
                 self._issuer.start()
 
-        def start() -> None:
+        def start() -> _Sum:
             try:
                 tensor = make()
                 there = tensor if tensor.device.type == self.device.type else tensor.to(self.device)
                 work = dist.all_reduce(there, group=self.group, async_op=True)
             except Exception as error:
-                self._end_left(error, place, failed)
-                return
+                raise self._end_left(error, place) from None
 
-            def end(ended: torch.futures.Future[Any]) -> None:
+            def end(ended: torch.futures.Future[Any]) -> torch.Tensor:
                 try:
                     ended.value()
                     if there is not tensor:
                         tensor.copy_(there)
-                    done(tensor)
+                    done()
                 except Exception as error:
-                    self._end_left(error, place, failed)
-                else:
-                    self._count_left(place)
+                    raise self._end_left(error, place) from None
+                self._count_left(place)
+                return tensor
 
-            work.get_future().add_done_callback(end)
+            promised: _Sum = work.get_future().then(end)
+            return promised
 
-        if apart:
-            self._to_issue.put(start)
-        else:
-            start()
+        if not apart:
+            return start()
+        future: _Sum = torch.futures.Future()
+        self._to_issue.put((start, future))
+        return future.then(value_of)
 
     def _issue(self) -> None:
-        while (start := self._to_issue.get()) is not None:
-            start()
+        while (job := self._to_issue.get()) is not None:
+            start, future = job
+            try:
+                start().add_done_callback(functools.partial(_pass_on, future))
+            except Exception as error:
+                future.set_exception(error)  # type: ignore[arg-type]  # torch's stubs are wrong
             with self._idle:
                 self._unissued -= 1
 
-    def _end_left(
-        self, error: Exception, place: Place, failed: Callable[[Exception], None]
-    ) -> None:
-        with _going_on("ending a sum"):
-            failed(self.fail(error, place))
-        self._count_left(place)
+    def _end_left(self, error: Exception, place: Place) -> Error:
+        try:
+            return self.fail(error, place)
+        finally:
+            self._count_left(place)
 
     def sum_plain(self, tensor: torch.Tensor, place: Place) -> None:
         """The same, waited for: in the thread that ends jobs, so in their order."""
@@ -442,6 +450,19 @@ class Engine:
         said = f"{culprits} ({cause})" if culprits else f"{cause} (every rank answers)"
         kind = Timeout if late else Unavailable
         return kind(f"{where}: {said}"), [a.rank for a in answers if a.verdict == "working"]
+
+
+def value_of(future: _Sum) -> torch.Tensor:
+    """For `then`: DDP takes an exception that a future holds for the tensor, and raises one that a
+    callback raises."""
+    return future.value()
+
+
+def _pass_on(to: _Sum, ended: _Sum) -> None:
+    try:
+        to.set_result(ended.value())
+    except Exception as error:
+        to.set_exception(error)  # type: ignore[arg-type]  # torch's stubs are wrong
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from addend import Codec, InvalidArgument, Mismatch
 from addend.pipeline import Outcome
 from addend.torch import _log
 from addend.torch._bucket import DTYPES, Codecs, Memory, Plan, Run, digest
-from addend.torch._engine import Engine
+from addend.torch._engine import Engine, value_of
 from addend.torch._meter import Meter, profiler_range
 from addend.torch._peers import Place
 from addend.torch._sparse import SparseSums
@@ -33,6 +33,7 @@ class _Bucket:
     """One bucket's layout and what was made for it."""
 
     key: tuple[Any, ...]
+    buffer: torch.Tensor  # DDP's own: as long as it is this one, it holds the same parameters
     names: list[str]
     plan: Plan
     codecs: Optional[Codecs]  # None: none takes these elements
@@ -46,10 +47,6 @@ class _Residual(NamedTuple):
 
     state: bytes
     loss_scale: float
-
-
-def _value(future: "torch.futures.Future[torch.Tensor]") -> torch.Tensor:
-    return future.value()
 
 
 def _bytes_tensor(state: bytes) -> torch.Tensor:
@@ -155,7 +152,9 @@ class Handle:
         if buffer.is_sparse:
             promised = self._sum_rows(place, buffer, bucket.parameters(), is_last)
         else:
-            known = self._bucket(index, buffer, bucket.parameters())
+            known = self._buckets.get(index)
+            if known is None or known.buffer is not buffer:
+                known = self._bucket(index, buffer, bucket.parameters())
             if self._leaves(place, known, buffer):
                 promised = self._leave(place, known, buffer, is_last)
             else:
@@ -167,14 +166,13 @@ class Handle:
     def _promise(
         self, buffer: torch.Tensor
     ) -> "tuple[torch.futures.Future[torch.Tensor], torch.futures.Future[torch.Tensor]]":
-        """A future, and what DDP gets: an exception that a future holds it would take for the
-        tensor, one raised by a callback it raises."""
+        """A future, and what DDP gets."""
         future: torch.futures.Future[torch.Tensor]
         if buffer.device.type == "cpu":
             future = torch.futures.Future()
         else:
             future = torch.futures.Future(devices=[buffer.device])
-        return future, future.then(_value)
+        return future, future.then(value_of)
 
     def _step_done(self, step: int) -> None:
         """Counted before backward can return."""
@@ -225,7 +223,6 @@ class Handle:
     ) -> "torch.futures.Future[torch.Tensor]":
         if known.codecs is not None:
             known.codecs.skip_step()
-        future, promised = self._promise(buffer)
         scale = 1.0 / self._engine.world
         begin = time.perf_counter()
         nbytes = buffer.numel() * buffer.element_size()
@@ -238,20 +235,13 @@ class Handle:
                 known.sums = torch.empty_like(buffer)
             return torch.mul(buffer, scale, out=known.sums)  # DDP copies it back when it is done
 
-        def done(summed: torch.Tensor) -> None:
+        def done() -> None:
             self._meter.left_done(begin, time.perf_counter(), place, nbytes, mode)
             if is_last:
                 self._step_done(place.step)
-            future.set_result(summed)
 
-        self._engine.leave(
-            make,
-            place,
-            done,
-            future.set_exception,  # type: ignore[arg-type]  # torch's stubs are wrong
-            apart=buffer.device.type == "cpu" and nbytes >= _APART_BYTES,
-        )
-        return promised
+        apart = buffer.device.type == "cpu" and nbytes >= _APART_BYTES
+        return self._engine.leave(make, place, done, apart=apart)
 
     def _sum_rows(
         self, place: Place, buffer: torch.Tensor, parameters: list[torch.Tensor], is_last: bool
@@ -300,6 +290,7 @@ class Handle:
         key = (buffer.numel(), buffer.dtype, buffer.device, tuple(map(id, parameters)))
         known = self._buckets.get(index)
         if known is not None and known.key == key:
+            known.buffer = buffer
             return known
         here = {self._names.get(id(p)) for p in parameters}
         stale = [i for i, b in self._buckets.items() if i == index or here.intersection(b.names)]
@@ -331,7 +322,7 @@ class Handle:
         plan = Plan(f"{buffer.dtype} {buffer.numel()} {buffer.device.type}: " + "; ".join(lines))
         if dtype is None:
             _log.PLAN.info("bucket %d: %s has no codec, travels as it is", index, buffer.dtype)
-            return _Bucket(key, names, plan, None, [])
+            return _Bucket(key, buffer, names, plan, None, [])
         runs: list[Run] = []
         owners: list[tuple[str, Codec, int]] = []
         first = 0
@@ -355,7 +346,7 @@ class Handle:
             len(names),
             ", ".join(sorted(set(specs))),
         )
-        return _Bucket(key, names, plan, Codecs(runs, buffer.element_size()), owners)
+        return _Bucket(key, buffer, names, plan, Codecs(runs, buffer.element_size()), owners)
 
     def _make_codec(
         self, spec: str, dtype: str, device: torch.device, parameters: list[tuple[str, int]]
