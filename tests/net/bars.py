@@ -44,6 +44,30 @@ largest.reduceOp = dist.ReduceOp.MAX
 group.allreduce([slowest], largest).wait()
 if rank == 0: print(float(slowest))
 """
+# The same sum as perf's over the service, from PyTorch.
+TENSORS = """
+import sys, time, torch, torch.distributed as dist
+import addend.torch
+rank, world, count, density, key = *map(int, sys.argv[1:4]), float(sys.argv[4]), sys.argv[5]
+dist.init_process_group("gloo", init_method="tcp://10.77.0.2:7602", rank=rank, world_size=world)
+server = addend.Aggregator(f"10.77.{rank}.1:7700", job="tensors", identity="lab", key_file=key)
+live = torch.rand(count, generator=torch.Generator().manual_seed(7)) < density
+mine = live * torch.randint(1, 9, (count,), generator=torch.Generator().manual_seed(rank)).float()
+expected = mine.clone()
+dist.all_reduce(expected)
+times = []
+for step in range(10):
+    data = mine.clone()
+    dist.barrier()
+    start = time.monotonic()
+    addend.torch.all_reduce(data, aggregator=server)
+    times.append(time.monotonic() - start)
+    assert torch.equal(data, expected)
+slowest = torch.tensor([sorted(times[1:])[4]])
+dist.all_reduce(slowest, dist.ReduceOp.MAX)
+if rank == 0: print(float(slowest))
+addend.torch.close_all()
+"""
 
 
 class Bars:
@@ -142,13 +166,28 @@ class Bars:
             codec, SIZE, piece, lambda worker: ["--reducer", "mesh", "--peers", peers]
         )
 
-    def ring_seconds(self, python: str) -> float:
-        script = self.folder / "ring.py"
-        script.write_text(RING)
+    def script_seconds(self, python: str, text: str, *options: object) -> float:
+        script = self.folder / "script.py"
+        script.write_text(text)
+        # Torch takes no name of one letter, but a list of them.
+        settings = ["OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=w,w"]
         outputs = self.all_workers(
-            lambda worker: ["env", "OMP_NUM_THREADS=1", python, script, worker, WORLD, SIZE // 4]
+            lambda worker: [
+                *("env", *settings, python, script, worker, WORLD, SIZE // 4),
+                *options,
+            ]
         )
         return float(outputs[0].split()[-1])
+
+    def judge_torch(self, python: str, ring: float, perf: float) -> None:
+        if subprocess.run([python, "-c", "import addend.torch"], check=False).returncode != 0:
+            print(f"not run: {python} has no package addend, so nothing from PyTorch")
+            return
+        seconds = self.script_seconds(python, TENSORS, DENSITY, self.key)
+        print(
+            f"all_reduce(aggregator=) from PyTorch: {seconds:.3f} s, ring / it {ring / seconds:.1f}"
+        )
+        self.judge("all_reduce over the service / perf", seconds / perf, 1.1, at_most=True)
 
     def judge(self, what: str, measured: float, bar: float, at_most: bool) -> None:
         holds = measured <= bar if at_most else measured >= bar
@@ -199,7 +238,7 @@ class Bars:
             f"the server behind one such link: dense {lone_dense:.3f} s, exact {lone_exact:.3f} s"
         )
         if python is not None:
-            ring = self.ring_seconds(python)
+            ring = self.script_seconds(python, RING)
             print(
                 f"Gloo's ring on the same links: {ring:.3f} s; with the server behind one link: "
                 f"dense / ring {lone_dense / ring:.2f}, "
@@ -207,6 +246,7 @@ class Bars:
             )
             self.judge("dense over the service / ring", dense / ring, 0.8, at_most=True)
             self.judge("ring / exact over the service", ring / exact, 10, at_most=False)
+            self.judge_torch(python, ring, exact)
             self.judge_mesh(ring)
         return self.good
 

@@ -93,6 +93,59 @@ def test_training_over_a_server(server: tuple[str, str]) -> None:
     run_ranks(3, _body, *server)
 
 
+def _sums(rank: int, world: int, address: str, key: str) -> None:
+    os.environ["ADDEND_KEY_FILE"] = key
+    torch.manual_seed(rank)
+    tensor = torch.randn(50_000) * (torch.rand(50_000) < 0.05)
+    expected = tensor.clone()
+    dist.all_reduce(expected)
+    server = addend.Aggregator(address, job="sums")
+
+    def check(got: torch.Tensor) -> None:
+        torch.testing.assert_close(got.to_dense(), expected)
+
+    check(addend.torch.all_reduce(tensor.clone(), aggregator=server))
+    # Later calls go there, too.
+    check(addend.torch.all_reduce(tensor.to_sparse()))
+    check(addend.torch.all_reduce(tensor.clone(), aggregator=server, async_op=True).wait())
+    mean = addend.torch.all_reduce(tensor.clone(), "mean", codec="exact:values=reproducible")
+    check(mean * world)
+    close = addend.torch.all_reduce(tensor.clone(), codec="quant:bits=8")
+    assert (close - expected).norm() < 0.05 * expected.norm()
+    whole = addend.torch.all_reduce(torch.full((3,), rank + 1))  # no codec takes integers
+    assert whole.tolist() == [world * (world + 1) // 2] * 3
+    with pytest.raises(addend.InvalidArgument, match=f"began at {address}, job 'sums'"):
+        addend.torch.all_reduce(tensor.clone(), aggregator=address)
+    assert sum(addend.torch.metrics()[f"time/{stage}_s"] for stage in ("encode", "reduce")) > 0
+
+    beside = dist.new_group([0, 1, 2])
+    addend.torch.all_reduce(tensor.clone(), group=beside)
+    with pytest.raises(addend.InvalidArgument, match="began without a server"):
+        addend.torch.all_reduce(tensor.clone(), group=beside, aggregator=server)
+    fixed = dist.new_group([0, 1, 2])
+    with pytest.raises(addend.Unsupported, match="not deterministic"):
+        addend.torch.all_reduce(tensor.clone(), group=fixed, deterministic=True, aggregator=server)
+    with pytest.raises(addend.InvalidArgument, match="aggregator 7 is not 'host:port'"):
+        addend.torch.all_reduce(tensor.clone(), group=fixed, aggregator=7)  # type: ignore[arg-type]
+    quorum = addend.Aggregator(address, job="late", quorum=2, patience_s=2.0)
+    for late, words in ((tensor.to_sparse(), "sparse tensors"), (torch.ones(3).int(), "int32")):
+        with pytest.raises(addend.Unsupported, match=f"{words}: no sums without late ranks"):
+            addend.torch.all_reduce(late, group=fixed, aggregator=quorum)
+    check(
+        addend.torch.all_reduce(
+            tensor.clone(),
+            codec="exact:values=reproducible",
+            group=fixed,
+            deterministic=True,
+            aggregator=address,
+        )
+    )
+
+
+def test_sums_of_tensors_over_a_server(server: tuple[str, str]) -> None:
+    run_ranks(3, _sums, *server)
+
+
 def _several_models(rank: int, world: int, address: str, key: str) -> list[str]:
     """Models of all ranks and of some, one after the other and at once, by one server."""
     os.environ["ADDEND_KEY_FILE"] = key

@@ -13,15 +13,20 @@ import addend
 from addend import Aggregator, InvalidArgument, Unsupported
 from addend.reducer import Link
 from addend.torch import _group, _log
-from addend.torch._checks import check_model, check_options, check_seconds, pinned
+from addend.torch._checks import (
+    check_aggregator,
+    check_model,
+    check_options,
+    check_order_is_nothing,
+    check_seconds,
+    pinned,
+)
 from addend.torch._engine import Engine
 from addend.torch._hook import Handle
 from addend.torch._specs import (
     Specs,
     keeps_residual,
-    kind_of,
     names_of,
-    options_of,
     tables_of,
 )
 from addend.torch._start import start
@@ -59,19 +64,20 @@ def attach(
     model = check_model(model)
     if overrides is None:
         overrides = {}
-    if isinstance(aggregator, str):
-        aggregator = Aggregator(aggregator)
+    if aggregator is not None:
+        aggregator = check_aggregator(aggregator)
     if deadline is None:
         deadline = _group.timeout_s(model.process_group)
     check_seconds("deadline", deadline)
-    check_options(overrides, scaler, seed, link, aggregator)
+    check_options(overrides, scaler, seed, link)
     group = model.process_group
     names, tables = names_of(model.module), tables_of(model.module)
     specs = Specs(codec, overrides, dist.get_world_size(group), [names[i] for i in tables])
     if pinned(deterministic):
         link = link or Link()
         if aggregator is not None:
-            _check_order_is_nothing(specs, list(names.values()))
+            for name in names.values():
+                check_order_is_nothing(name, specs.of(name))
     sparse = _sparse_parameters(model.module)
     for name in sparse:
         if keeps_residual(specs.of(name)):
@@ -89,17 +95,6 @@ def attach(
     if engine.rank == 0:
         _warn(specs, list(names.values()))
     return handle
-
-
-def _check_order_is_nothing(specs: Specs, names: list[str]) -> None:
-    """A server may add floats in the order in which they arrive."""
-    for name in names:
-        spec = specs.of(name)
-        if kind_of(spec) != "quant" and options_of(spec).get("values") != "reproducible":
-            raise Unsupported(
-                f"{name}: a server's sums of floats, as of codec {spec}, are not deterministic:"
-                " use exact:values=reproducible or quant"
-            )
 
 
 def _sparse_parameters(module: torch.nn.Module) -> list[str]:

@@ -138,9 +138,7 @@ def check_model(model: Any) -> Any:
     return inner
 
 
-def check_options(
-    overrides: object, scaler: object, seed: object, link: object, aggregator: object
-) -> None:
+def check_options(overrides: object, scaler: object, seed: object, link: object) -> None:
     if not isinstance(overrides, Mapping) or not all(isinstance(p, str) for p in overrides):
         raise InvalidArgument("overrides are a mapping from parameter name patterns to specs")
     if scaler is not None and not (hasattr(scaler, "get_scale") and hasattr(scaler, "is_enabled")):
@@ -149,10 +147,25 @@ def check_options(
         raise InvalidArgument(f"seed {seed!r} is not an integer of 64 bits")
     if link is not None:
         _check_link(link)
-    if isinstance(aggregator, Aggregator):
-        aggregator.key()
-    elif aggregator is not None:
+
+
+def check_aggregator(aggregator: object) -> Aggregator:
+    """The server that somebody means, with a key that can be read."""
+    if isinstance(aggregator, str):
+        aggregator = Aggregator(aggregator)
+    if not isinstance(aggregator, Aggregator):
         raise InvalidArgument(f"aggregator {aggregator!r} is not 'host:port' or an Aggregator")
+    aggregator.key()
+    return aggregator
+
+
+def check_order_is_nothing(name: str, spec: str) -> None:
+    """A server may add floats in the order in which they arrive."""
+    if kind_of(spec) != "quant" and options_of(spec).get("values") != "reproducible":
+        raise Unsupported(
+            f"{name}: a server's sums of floats, as of codec {spec}, are not deterministic:"
+            " use exact:values=reproducible or quant"
+        )
 
 
 def _check_link(link: object) -> None:

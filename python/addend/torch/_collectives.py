@@ -10,12 +10,20 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from addend import Codec, InvalidArgument
+from addend import Aggregator, Codec, InvalidArgument, Unsupported
 from addend.pipeline import Outcome
 from addend.reducer import Link
 from addend.torch import _group, _log
 from addend.torch._bucket import DTYPES, Codecs, Memory, Plan, Run, digest
-from addend.torch._checks import check_call, check_group, check_seconds, check_tensor, pinned
+from addend.torch._checks import (
+    check_aggregator,
+    check_call,
+    check_group,
+    check_order_is_nothing,
+    check_seconds,
+    check_tensor,
+    pinned,
+)
 from addend.torch._engine import GROUP_GONE, Engine
 from addend.torch._meter import Meter, profiler_range
 from addend.torch._peers import Place
@@ -27,6 +35,8 @@ from addend.torch._start import start
 # Quantising takes longer than looking for zeros, and is worth hiding in smaller pieces.
 _PIECE_ELEMENTS = 16 << 20
 _QUANT_PIECE_ELEMENTS = 1 << 22
+# A server's rounds take long, and cost no thread of ours meanwhile.
+_SERVER_PIECE_ELEMENTS = 1 << 21
 # Of how many shapes we remember what earlier sums showed, where tensors have no name.
 _MOST_SHAPES = 64
 _CPU = torch.device("cpu")
@@ -83,6 +93,33 @@ class Pending:
         self._gate.release()
 
 
+class _First(NamedTuple):
+    """What the first call on a group decides for the later ones."""
+
+    fixed: bool = False  # plans do not follow a measured link
+    aggregator: Aggregator | None = None
+
+    def check(self, tensor: torch.Tensor, spec: str) -> None:
+        if self.aggregator is None:
+            return
+        if self.fixed:
+            check_order_is_nothing("all_reduce", spec)
+        if self.aggregator.quorum > 0 and (tensor.is_sparse or tensor.dtype not in DTYPES):
+            what = "sparse tensors" if tensor.is_sparse else str(tensor.dtype)
+            raise Unsupported(
+                f"{what}: no sums without late ranks (quorum={self.aggregator.quorum})"
+            )
+
+
+_PLAIN = _First()
+
+
+def _by(aggregator: Aggregator | None) -> str:
+    if aggregator is None:
+        return "without a server"
+    return f"at {aggregator.address}, job {aggregator.job!r}"
+
+
 class _Call(NamedTuple):
     """What is asked for, apart from the tensor."""
 
@@ -136,14 +173,28 @@ class _Context:
     for any tensor of their kind, and as much of it as is used often.
     """
 
-    def __init__(self, group: Any, deadline: float, device: torch.device, fixed: bool) -> None:
-        self.engine: Engine = start(group, deadline, device, Link() if fixed else None)
-        self.fixed = fixed
+    def __init__(self, group: Any, deadline: float, device: torch.device, first: _First) -> None:
+        link = Link() if first.fixed else None
+        self.engine: Engine = start(group, deadline, device, link, first.aggregator)
+        self.first = first
         self.engine.close_with(group, GROUP_GONE)
         self.meter = Meter(self.engine.rank)
         self.calls = 0
         self.known: dict[_Kind, _Dense | _Sparse] = {}
         self.named: dict[str, _Named] = {}
+
+    def check(self, fixed: bool, aggregator: Aggregator | None) -> None:
+        """Whether a later call asks for what the first one asked for."""
+        if fixed and not self.first.fixed:
+            raise InvalidArgument(
+                "sums of this group began with a measured link: deterministic=True (or"
+                " torch.use_deterministic_algorithms) must be asked for from the first one on"
+            )
+        if aggregator is not None and aggregator != self.first.aggregator:
+            raise InvalidArgument(
+                f"sums of this group began {_by(self.first.aggregator)}: aggregator= must be said"
+                f" from the first one on; here: {_by(aggregator)}"
+            )
 
     def recall(self, name: str | None, kind: _Kind) -> _Dense | _Sparse | None:
         """What earlier calls learnt, if we still have it."""
@@ -196,9 +247,10 @@ class _Context:
         own = 0 if name is None else digest(name)  # names draw numbers of their own
         runs: list[Run] = []
         begin = 0
-        for count in piece_sizes(
-            flat.numel(), _QUANT_PIECE_ELEMENTS if quantises else _PIECE_ELEMENTS
-        ):
+        largest = _QUANT_PIECE_ELEMENTS if quantises else _PIECE_ELEMENTS
+        if engine.way == "server":
+            largest = min(largest, _SERVER_PIECE_ELEMENTS)
+        for count in piece_sizes(flat.numel(), largest):
             codec = Codec(
                 call.spec,
                 dtype=DTYPES[flat.dtype],
@@ -237,7 +289,7 @@ def _known_context(group: Any) -> _Context | None:
 
 
 def _context(
-    group: Any, deadline: float | None, device: torch.device = _CPU, fixed: bool = False
+    group: Any, deadline: float | None, device: torch.device = _CPU, first: _First = _PLAIN
 ) -> _Context:
     found = _known_context(group)
     if found is not None:
@@ -245,7 +297,7 @@ def _context(
     group = check_group(group)
     if deadline is None:
         deadline = _group.timeout_s(group)
-    made = _contexts[group] = _Context(group, deadline, device, fixed)
+    made = _contexts[group] = _Context(group, deadline, device, first)
     return made
 
 
@@ -258,6 +310,7 @@ def all_reduce(
     group: Any | None = None,
     async_op: bool = False,
     deadline: float | None = None,
+    aggregator: str | Aggregator | None = None,
     deterministic: bool | None = None,
 ) -> Any:
     """Sums (or averages) a dense or sparse COO tensor over a group, in place. Collective.
@@ -272,6 +325,10 @@ def all_reduce(
     to call belongs to it: the residual of a codec with feedback, which is refused without a name,
     and how dense the tensor was. A name stands for one shape, type, op and codec for as long as the
     group is used.
+
+    `aggregator`: "host:port" of an aggregation server (docs/service.md) that does the sums, its key
+    in the file that ADDEND_KEY_FILE names, or an addend.Aggregator with everything said. A group's
+    first call says which; later ones go there, too, and need not say it again.
 
     `deterministic`: plans follow from the tensors alone, not from a measured link, so that runs end
     with the same bits; by default if torch.use_deterministic_algorithms asks for that. To be asked
@@ -288,6 +345,7 @@ def all_reduce(
                 group=group,
                 async_op=async_op,
                 deadline=deadline,
+                aggregator=aggregator,
                 deterministic=deterministic,
             )
     if deadline is not None:
@@ -299,18 +357,18 @@ def all_reduce(
     known: _Dense | _Sparse | None = None
     context = _known_context(group)
     fixed = pinned(deterministic)
-    if context is not None and fixed and not context.fixed:
-        raise InvalidArgument(
-            "sums of this group began with a measured link: deterministic=True (or"
-            " torch.use_deterministic_algorithms) must be asked for from the first one on"
-        )
+    server = None if aggregator is None else check_aggregator(aggregator)
+    if context is not None and (fixed or server is not None):
+        context.check(fixed, server)
     usual = isinstance(codec, str) and isinstance(op, str) and isinstance(name, (str, type(None)))
     if context is not None and plain and usual:
         known = context.recall(name, kind)
     if context is None or known is None:
         check_call(tensor, op, codec, name)
         call = _make_call(codec, name, op, dist.get_world_size(check_group(group)))
-        context = _context(group, deadline, tensor.device, fixed)
+        first = context.first if context is not None else _First(fixed, server)
+        first.check(tensor, call.spec)
+        context = _context(group, deadline, tensor.device, first)
         known = context.recall(name, kind) or context.learn(name, kind, tensor, call)
     context.calls += 1
     with profiler_range("addend::all_reduce"):
