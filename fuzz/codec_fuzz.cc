@@ -65,7 +65,7 @@ void read_layout(Input& input, Case& c) {
 }
 
 Case read_case(Input& input) {
-  constexpr const char* kModes[] = {"auto", "packed", "two-level", "sketch"};
+  constexpr const char* kModes[] = {"auto", "packed", "two-level", "sketch", "bloom"};
   Case c;
   const uint8_t first = input.take<uint8_t>();
   if (first >= kQuant) {
@@ -73,7 +73,7 @@ Case read_case(Input& input) {
     read_layout(input, c);
     return c;
   }
-  const uint64_t mode = first % 4;
+  const uint64_t mode = first % std::size(kModes);
   c.reproducible = input.take<uint8_t>() % 2 == 1;
   // An automatic choice may be a sketch as well.
   c.sketch = mode == 0 || mode == 3;

@@ -182,7 +182,7 @@ typedef struct addend_report {
   uint64_t stuck_keys;
   uint64_t escaped_values;
   char mode[16];     /* as addend_codec_next_mode says it */
-  char fallback[16]; /* "none", "fix-up", "packed", "dense", "first-step" */
+  char fallback[16]; /* "none", "fix-up", "refined", "packed", "dense", "first-step" */
   /* Lossy codecs, on a sample that moves with the step: the energy of what this worker put in, its
    * residual included, and of what its contribution lost. Both 0 where nothing is lost. */
   double sampled_energy;

@@ -89,15 +89,16 @@ struct Report {
   uint64_t wire_bytes = 0;             ///< sum of round_bytes
   uint64_t dense_bytes = 0;            ///< what a dense all-reduce would have handed over
   uint64_t local_nonzeros = kUnknown;  ///< of this worker's gradient
-  uint64_t union_nonzeros = kUnknown;  ///< positions that are non-zero on some worker
-  uint64_t cells = 0;                  ///< sketch cells on the wire
-  uint64_t stuck_keys = 0;             ///< keys that peeling left, fetched in an extra round
+  /// Positions that are non-zero on some worker; of a Bloom filter, those whose sum is not zero.
+  uint64_t union_nonzeros = kUnknown;
+  uint64_t cells = 0;           ///< sketch cells on the wire
+  uint64_t stuck_keys = 0;      ///< keys that peeling left, fetched in an extra round
   uint64_t escaped_values = 0;  ///< values outside the planned range, carried wider or as floats
-  /// What the plan was: dense, cast, packed, two-level, sketch, quant; of sparse rows, gather or
-  /// union.
+  /// What the plan was: dense, cast, packed, two-level, bloom, sketch, quant; of sparse rows,
+  /// gather or union.
   std::string_view mode = "dense";
   std::string_view fallback =
-      "none";  ///< which rung of the ladder ran: none, fix-up, packed, dense, ...
+      "none";  ///< which rung of the ladder ran: none, fix-up, refined, packed, dense, ...
   /// Lossy codecs, on a sample that moves with the step: the energy of what this worker put in, its
   /// residual included, and of what its contribution lost of it. Their quotient is the relative
   /// squared error of one worker; the mean over n workers has about 1/n of it, or less. Both are 0

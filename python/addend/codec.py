@@ -128,7 +128,7 @@ class Codec:
 
     @property
     def next_mode(self) -> str:
-        """The plan of that step (dense, packed, two-level, sketch, quant); equal on all workers."""
+        """The plan of that step, as a report says it (`mode`); equal on all workers."""
         return str(library.codec_next_mode(self._open()).decode())
 
     def is_next_dense(self) -> bool:

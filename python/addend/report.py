@@ -20,8 +20,8 @@ class Report(NamedTuple):
     cells: int
     stuck_keys: int
     escaped_values: int
-    mode: str  # "dense", "cast", "packed", "two-level", "sketch", "quant"
-    fallback: str  # "none", "first-step", "fix-up", "packed", "dense"
+    mode: str  # "dense", "cast", "packed", "two-level", "bloom", "sketch", "quant"
+    fallback: str  # "none", "first-step", "fix-up", "refined", "packed", "dense"
     sampled_energy: float  # of a few blocks of this worker's gradient with its residual (quant)
     sampled_error: float  # what this worker's own levels lost of it
     nonfinite: int  # elements in blocks that came back non-finite (quant)

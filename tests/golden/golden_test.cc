@@ -153,6 +153,7 @@ struct RoundsCase {
   double scale = 1;
   uint64_t first_step = 0;
   std::vector<Segment> segments = {};
+  double latency_us = NetworkHint{}.latency_us;
 };
 const std::vector<RoundsCase> kRounds = {
     {"dense", DType::kF32, 64},
@@ -163,6 +164,9 @@ const std::vector<RoundsCase> kRounds = {
     {"exact:mode=sketch,density=0.2,lanes=4", DType::kF16, 200},
     {"exact:mode=sketch,density=0.11", DType::kF32, 200},  // too small: keys stick
     {"exact:mode=sketch,density=0.08", DType::kF32, 200},  // far too small: packed
+    {"exact:mode=bloom,density=0.1", DType::kF16, 1000},
+    {"exact:mode=bloom,density=0.01", DType::kF16, 1000, 1, 0, {}, 0},  // too small: asks
+    {"exact:mode=bloom,density=0.05,values=reproducible", DType::kBf16, 1000},
     {"exact:mode=packed,values=reproducible", DType::kF32, 130},
     {"exact:mode=packed,values=reproducible,tolerance=0.001", DType::kF32, 130},
     {"exact:mode=two-level,values=reproducible,block=16", DType::kBf16, 160},
@@ -229,6 +233,7 @@ Layout layout_of(const RoundsCase& c, uint32_t worker) {
   layout.scale = c.scale;
   layout.first_step = c.first_step;
   layout.segments = c.segments;
+  layout.network.latency_us = c.latency_us;
   return layout;
 }
 
@@ -236,6 +241,7 @@ void print_title(std::ostream& out, const RoundsCase& c) {
   out << c.spec << " " << dtype_name(c.dtype) << " " << c.count;
   if (c.scale != 1) out << " scale " << c.scale;
   if (c.first_step != 0) out << " from step " << c.first_step;
+  if (c.latency_us != NetworkHint{}.latency_us) out << " latency " << c.latency_us;
   for (const Segment& segment : c.segments)
     out << " segment " << segment.id << " of " << segment.count;
   out << "\n";

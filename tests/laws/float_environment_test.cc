@@ -21,6 +21,7 @@ const std::vector<std::string> kSpecs = {
     "cast:f16,feedback=float",
     "exact:mode=packed",
     "exact:mode=two-level",
+    "exact:mode=bloom,density=0.01",
     "exact:mode=sketch",
     "exact:mode=packed,values=reproducible",
     "exact:mode=sketch,values=reproducible",

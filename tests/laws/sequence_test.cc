@@ -111,8 +111,8 @@ double bytes_over_best(const Layout& layout, uint64_t steps,
                        const std::function<Kind(uint64_t)>& kind) {
   Lockstep workers("exact", layout);
   std::vector<Lockstep> modes;
-  for (const char* spec :
-       {"dense", "exact:mode=packed", "exact:mode=two-level", "exact:mode=two-level,block=256"})
+  for (const char* spec : {"dense", "exact:mode=packed", "exact:mode=two-level",
+                           "exact:mode=two-level,block=256", "exact:mode=bloom"})
     modes.emplace_back(spec, layout);
   double bytes = 0, best = 0;
   for (uint64_t step = 0; step < steps; ++step) {

@@ -15,6 +15,7 @@ LOSSLESS = (
     "exact",
     "exact:mode=packed",
     "exact:mode=two-level",
+    "exact:mode=bloom,density=0.01",
     "exact:mode=sketch",
     "exact:values=reproducible",
     "exact:mode=sketch,values=reproducible",

@@ -19,6 +19,8 @@ constexpr double kCopySecondsPerByte = 1.0 / 10e9;
 constexpr double kPackedCopies = 1.2;
 constexpr double kBlockScanCopies = 0.6;  // dead blocks are read, and that is all
 constexpr double kLiveBlockCopies = 1.2;  // live ones are read again, gathered and scattered
+constexpr double kBloomCopies = 1.7;      // packed's, and what a filter holds is found
+constexpr double kBloomSecondsPerKey = 15e-9;
 constexpr double kReproducibleSecondsPerValue = 12e-9;
 constexpr double kSketchSecondsPerKey = 45e-9;
 
@@ -26,6 +28,13 @@ constexpr double kSketchSecondsPerKey = 45e-9;
 // training, which the estimate does not charge for, and a mode that gains little on paper loses in
 // practice; nor should a plan flip between modes that cost the same.
 constexpr double kLeaveDense = 0.85;
+
+// And an index of another form must be below this share of the last one's.
+constexpr double kLeaveForm = 0.95;
+
+uint32_t value_bytes(const Layout& layout, const Options& options) {
+  return options.values == Values::kReproducible ? 8 : dtype_bytes(layout.dtype);
+}
 
 }  // namespace
 
@@ -35,26 +44,39 @@ double Cost::seconds(const NetworkHint& network) const {
          codec_seconds;
 }
 
+index::BloomShape plan_filter(const Layout& layout, const Options& options, const Observation& seen,
+                              uint64_t seed) {
+  const uint64_t keys = (seen.nonzeros + seen.capacity) / 2;
+  return index::BloomShape::plan(keys, layout.count, 8 * value_bytes(layout, options), seed);
+}
+
+bool pays_to_ask(const Layout& layout, const Options& options, uint64_t found,
+                 double false_positions) {
+  const double saved = false_positions * value_bytes(layout, options);
+  const Cost with{1, static_cast<double>(found) / 8, 0}, without{0, saved, 0};
+  return with.seconds(layout.network) < without.seconds(layout.network);
+}
+
 Cost estimate(Mode mode, const Layout& layout, const Options& options, const Observation& seen) {
   const auto count = static_cast<double>(layout.count);
   const double dense_bytes = count * dtype_bytes(layout.dtype);
   const auto keys = static_cast<double>(seen.nonzeros);
   const bool reproducible = options.values == Values::kReproducible;
-  const double width = reproducible ? 8 : dtype_bytes(layout.dtype);
-  const double value_bytes = keys * width;
+  const double width = value_bytes(layout, options);
+  const double values = keys * width;
   const double copy = dense_bytes * kCopySecondsPerByte;
   Cost cost;
   switch (mode) {
     case Mode::kDense:
       return {1, dense_bytes, copy};
     case Mode::kPacked:
-      cost = {2, count / 8 + value_bytes, kPackedCopies * copy};
+      cost = {2, count / 8 + values, kPackedCopies * copy};
       break;
     case Mode::kTwoLevel: {
       const auto blocks = static_cast<double>(ceil_div(layout.count, seen.block));
       const double live = static_cast<double>(seen.live_blocks) / std::max(blocks, 1.0);
       cost = {seen.element_bits > 0 ? 3u : 2u,
-              2 * blocks / 8 + static_cast<double>(seen.element_bits) / 8 + value_bytes,
+              2 * blocks / 8 + static_cast<double>(seen.element_bits) / 8 + values,
               (kBlockScanCopies + kLiveBlockCopies * live) * copy};
       if (reproducible) cost.codec_seconds += kPackedCopies * copy;
       break;
@@ -66,6 +88,13 @@ Cost estimate(Mode mode, const Layout& layout, const Options& options, const Obs
       cost = {reproducible ? 2u : 1u,
               count / 8 + count / 512 + 8 * static_cast<double>(shape.cells()) + beyond * width,
               kPackedCopies * copy + keys * kSketchSecondsPerKey};
+      break;
+    }
+    case Mode::kBloom: {
+      const index::BloomShape shape = plan_filter(layout, options, seen, 0);
+      const double passing = 1 / static_cast<double>(uint64_t{1} << shape.hashes);
+      cost = {2, 8 * static_cast<double>(shape.words) + values + (count - keys) * passing * width,
+              kBloomCopies * copy + keys * kBloomSecondsPerKey};
       break;
     }
     case Mode::kAuto:
@@ -87,23 +116,32 @@ double seconds_of(Mode mode, const Layout& layout, const Options& options,
   return estimate(mode, layout, options, seen).seconds(layout.network);
 }
 
-/// The best of the modes that look for zeros.
+/// A filter is never larger than the bitmap that it stands for.
+bool filter_fits(const Layout& layout, const Options& options, const Observation& seen) {
+  return plan_filter(layout, options, seen, 0).words < words_for(layout.count);
+}
+
+/// The best of the modes that look for zeros, or the last one if that is nearly as good.
 Choice cheapest_sparse(const Layout& layout, const Options& options, const Observation& seen) {
-  Choice best{Mode::kPacked, seconds_of(Mode::kPacked, layout, options, seen)};
-  for (const Mode mode : std::array{Mode::kTwoLevel, Mode::kSketch}) {
+  Choice best{Mode::kPacked, seconds_of(Mode::kPacked, layout, options, seen)}, last = best;
+  for (const Mode mode : std::array{Mode::kTwoLevel, Mode::kSketch, Mode::kBloom}) {
     if (mode == Mode::kTwoLevel && seen.live_blocks == Observation::kUnknown) continue;
-    const double estimated = seconds_of(mode, layout, options, seen);
-    if (estimated < best.seconds) best = {mode, estimated};
+    if (mode == Mode::kBloom && !filter_fits(layout, options, seen)) continue;
+    const Choice tried{mode, seconds_of(mode, layout, options, seen)};
+    if (tried.seconds < best.seconds) best = tried;
+    if (mode == seen.mode) last = tried;
   }
-  return best;
+  return last.mode == seen.mode && best.seconds >= kLeaveForm * last.seconds ? last : best;
 }
 
 }  // namespace
 
 Mode choose(const Layout& layout, const Options& options, const Observation& seen) {
-  if (options.mode == Mode::kSketch && seen.nonzeros == Observation::kUnknown) return Mode::kPacked;
+  const bool sized = options.mode == Mode::kSketch || options.mode == Mode::kBloom;
+  if ((sized || options.mode == Mode::kAuto) && seen.nonzeros == Observation::kUnknown)
+    return Mode::kPacked;
+  if (options.mode == Mode::kBloom && !filter_fits(layout, options, seen)) return Mode::kPacked;
   if (options.mode != Mode::kAuto) return options.mode;
-  if (seen.nonzeros == Observation::kUnknown) return Mode::kPacked;
   const Choice sparse = cheapest_sparse(layout, options, seen);
   // Float sums of a dense round depend on the order of addition, which reproducible values exclude.
   if (options.values == Values::kReproducible) return sparse.mode;

@@ -8,6 +8,7 @@
 
 #include "addend/codec.h"
 #include "codec/exact/options.h"
+#include "codec/index/bloom.h"
 
 namespace addend::exact {
 
@@ -23,6 +24,7 @@ struct Observation {
   uint64_t steps = 0;        ///< the number of the next step
   uint64_t dense_steps = 0;  ///< of them, dense ones since the union was last seen
   uint64_t look_after = 1;   ///< dense steps before the union is looked at again
+  Mode mode = Mode::kAuto;   ///< of the last step that looked for zeros
   int top = kNoTop;          ///< exponent of the largest addend's highest bit
   static constexpr int kNoTop = -1000;
 };
@@ -35,7 +37,8 @@ struct Cost {
   double seconds(const NetworkHint& network) const;
 };
 
-/// REQUIRES: seen.nonzeros is known (and the block figures, for kTwoLevel; capacity, for kSketch).
+/// REQUIRES: seen.nonzeros is known (and the block figures, for kTwoLevel; capacity, for kSketch
+/// and kBloom).
 Cost estimate(Mode mode, const Layout& layout, const Options& options, const Observation& seen);
 
 /// The mode of the next step. Without knowledge of the union this is packed, which gains it; a run
@@ -43,6 +46,16 @@ Cost estimate(Mode mode, const Layout& layout, const Options& options, const Obs
 /// packed one, because dense steps do not show the union. Where even an empty union would not pay
 /// there is nothing to look for.
 Mode choose(const Layout& layout, const Options& options, const Observation& seen);
+
+/// The filter for the next union, with half the head-room of a sketch: what outgrows it costs some
+/// zeros, not another round. REQUIRES: seen.nonzeros and seen.capacity are known.
+index::BloomShape plan_filter(const Layout& layout, const Options& options, const Observation& seen,
+                              uint64_t seed);
+
+/// Whether a round for one bit for each of `found` positions costs less than the values of the
+/// false ones among them.
+bool pays_to_ask(const Layout& layout, const Options& options, uint64_t found,
+                 double false_positions);
 
 /// Block sizes that the automatic choice compares unless the user gives one.
 inline constexpr std::array<uint64_t, 3> kBlockSizes = {64, 128, 256};

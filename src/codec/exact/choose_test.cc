@@ -64,8 +64,46 @@ TEST(Choose, TakesDenseForDenseGradients) {
 }
 
 TEST(Choose, TakesPackedForScatteredNonZerosOnASlowNetwork) {
-  EXPECT_EQ(choose(layout_on(50, 1), {}, scattered(0.05)), Mode::kPacked);
+  EXPECT_EQ(choose(layout_on(50, 1), {}, scattered(0.1)), Mode::kPacked);
   EXPECT_EQ(choose(layout_on(50, 10), {}, scattered(0.05)), Mode::kPacked);
+}
+
+TEST(Choose, TakesAFilterForVerySparseUnionsOnASlowNetwork) {
+  for (const double density : {0.0, 1e-6, 1e-4, 1e-2, 0.03})
+    EXPECT_EQ(choose(layout_on(50, 1), {}, scattered(density)), Mode::kBloom) << density;
+  EXPECT_EQ(choose(layout_on(50, 0.1), {}, full_rows(1e-5)), Mode::kBloom);
+  Options options;
+  options.mode = Mode::kBloom;
+  EXPECT_EQ(choose(layout_on(50, 1), options, {}), Mode::kPacked);
+  EXPECT_EQ(choose(layout_on(50, 1), options, scattered(0.01)), Mode::kBloom);
+  EXPECT_EQ(choose(layout_on(50, 1), options, scattered(0.5)), Mode::kPacked) << "a larger filter";
+}
+
+TEST(Choose, ChangesTheFormOfTheIndexOnlyForAClearGain) {
+  uint64_t stayed = 0;
+  for (double density = 0.01; density < 0.1; density += 0.0005) {
+    Observation seen = scattered(density);
+    const Layout layout = layout_on(50, 1);
+    const Mode best = choose(layout, {}, seen);
+    for (const Mode last : {Mode::kPacked, Mode::kBloom}) {
+      seen.mode = last;
+      const double costs = estimate(last, layout, {}, seen).seconds(layout.network);
+      const double least = estimate(best, layout, {}, seen).seconds(layout.network);
+      EXPECT_EQ(choose(layout, {}, seen), least < 0.95 * costs ? best : last) << density;
+      stayed += last != best && least >= 0.95 * costs ? 1 : 0;
+    }
+  }
+  EXPECT_GT(stayed, 5u);
+}
+
+TEST(PaysToAsk, WhereFalseValuesCostMoreThanABitAPositionAndARound) {
+  EXPECT_FALSE(pays_to_ask(layout_on(0, 1), {}, 3200, 100));
+  EXPECT_TRUE(pays_to_ask(layout_on(0, 1), {}, 3200, 101));
+  EXPECT_FALSE(pays_to_ask(layout_on(50, 1), {}, 3200, 881));
+  EXPECT_TRUE(pays_to_ask(layout_on(50, 1), {}, 3200, 882));
+  Options integers;
+  integers.values = Values::kReproducible;
+  EXPECT_TRUE(pays_to_ask(layout_on(0, 1), integers, 3200, 51));
 }
 
 TEST(Choose, TakesTwoLevelsForFullRows) {
@@ -76,7 +114,7 @@ TEST(Choose, TakesTwoLevelsForFullRows) {
 TEST(Choose, DoesNotTakeTwoLevelsBeforeBlocksWereCounted) {
   Observation seen = full_rows(0.05);
   seen.live_blocks = Observation::kUnknown;
-  EXPECT_EQ(choose(layout_on(50, 1), {}, seen), Mode::kPacked);
+  EXPECT_NE(choose(layout_on(50, 1), {}, seen), Mode::kTwoLevel);
 }
 
 TEST(Choose, TakesTheSketchWhenLatencyDominates) {
@@ -135,19 +173,20 @@ TEST(Choose, LeavesDenseOnlyForAClearGain) {
 // Worked out from docs/formats/exact.md by other means. Density by density: scattered non-zeros,
 // then full rows.
 TEST(Choose, TakesWhatTheFormatSays) {
-  constexpr Mode kD = Mode::kDense, kP = Mode::kPacked, kT = Mode::kTwoLevel, kS = Mode::kSketch;
+  constexpr Mode kD = Mode::kDense, kP = Mode::kPacked, kT = Mode::kTwoLevel, kS = Mode::kSketch,
+                 kB = Mode::kBloom;
   struct Case {
     double latency_us, gbit_per_s;
     std::vector<std::pair<Mode, Mode>> modes;  // at densities 0.0001, 0.001, 0.1, 0.4, 1
   };
   const std::vector<Case> cases = {
-      {1, 0.1, {{kP, kT}, {kP, kT}, {kP, kT}, {kP, kT}, {kD, kD}}},
+      {1, 0.1, {{kB, kB}, {kB, kT}, {kP, kT}, {kP, kT}, {kD, kD}}},
       {1, 10, {{kP, kT}, {kP, kT}, {kP, kT}, {kP, kT}, {kD, kD}}},
       {1, 800, {{kD, kT}, {kD, kT}, {kD, kT}, {kD, kD}, {kD, kD}}},
-      {50, 0.1, {{kP, kT}, {kP, kT}, {kP, kT}, {kP, kT}, {kD, kD}}},
+      {50, 0.1, {{kB, kB}, {kB, kT}, {kP, kT}, {kP, kT}, {kD, kD}}},
       {50, 10, {{kS, kT}, {kP, kT}, {kP, kT}, {kP, kT}, {kD, kD}}},
       {50, 800, {{kD, kT}, {kD, kT}, {kD, kT}, {kD, kD}, {kD, kD}}},
-      {5000, 0.1, {{kS, kT}, {kP, kT}, {kP, kT}, {kP, kT}, {kD, kD}}},
+      {5000, 0.1, {{kB, kB}, {kB, kT}, {kP, kT}, {kP, kT}, {kD, kD}}},
       {5000, 10, {{kS, kS}, {kS, kS}, {kP, kT}, {kP, kT}, {kD, kD}}},
       {5000, 800, {{kD, kD}, {kD, kD}, {kD, kD}, {kD, kD}, {kD, kD}}},
   };
@@ -176,6 +215,7 @@ TEST(Estimate, HasTheCodecSecondsOfTheFormat) {
   EXPECT_DOUBLE_EQ(seconds(Mode::kPacked, floats), 1.2 * copy);
   EXPECT_DOUBLE_EQ(seconds(Mode::kTwoLevel, floats), (0.6 + 1.2 * 0.25) * copy);
   EXPECT_DOUBLE_EQ(seconds(Mode::kSketch, floats), 1.2 * copy + 1048576 * 45e-9);
+  EXPECT_DOUBLE_EQ(seconds(Mode::kBloom, floats), 1.7 * copy + 1048576 * 15e-9);
   EXPECT_DOUBLE_EQ(seconds(Mode::kPacked, integers), 1.2 * copy + 1048576 * 12e-9);
   EXPECT_DOUBLE_EQ(seconds(Mode::kTwoLevel, integers), 2.1 * copy + 1048576 * 12e-9);
   EXPECT_DOUBLE_EQ(seconds(Mode::kSketch, integers), 1.2 * copy + 1048576 * (45e-9 + 12e-9));
@@ -198,6 +238,11 @@ TEST(Estimate, CountsTheBytesThatTravel) {
   EXPECT_EQ(estimate(Mode::kSketch, layout, {}, sketched).wire_bytes, cells);
   sketched.nonzeros = 101000;
   EXPECT_EQ(estimate(Mode::kSketch, layout, {}, sketched).wire_bytes, cells + 4 * 1000);
+  // 100 keys take 19 hashes and 43 words.
+  sketched.nonzeros = sketched.capacity = 100;
+  EXPECT_EQ(estimate(Mode::kBloom, layout, {}, sketched).wire_bytes,
+            8 * 43 + 400 + (kCount - 100.0) / (1 << 19) * 4);
+  EXPECT_EQ(estimate(Mode::kBloom, layout, {}, sketched).rounds, 2u);
   Options integers;
   integers.values = Values::kReproducible;
   EXPECT_EQ(estimate(Mode::kPacked, layout, integers, seen).wire_bytes, kCount / 8.0 + 8 * keys);

@@ -62,9 +62,10 @@ ExactCodec::ExactCodec(const Layout& layout, const Options& options)
 
 void ExactCodec::make_plan() {
   mode_ = choose(layout(), options_, seen_);
-  if (mode_ != Mode::kSketch) return;
   // Another seed every step: an unlucky set of keys is not unlucky for ever.
   const uint64_t seed = addend_random(layout().seed ^ layout().bucket, seen_.steps);
+  if (mode_ == Mode::kBloom) filter_ = plan_filter(layout(), options_, seen_, seed);
+  if (mode_ != Mode::kSketch) return;
   shape_ = SketchShape::plan(seen_.capacity, options_.lanes, 1, seed);
   const int unseen = layout().dtype == DType::kF16 ? kF16Top : kFirstTop;
   const int top = seen_.top == Observation::kNoTop ? unseen : seen_.top + kTopMargin;
@@ -79,6 +80,8 @@ uint64_t ExactCodec::fingerprint() const {
   print.add(options_.density).add(uint64_t{options_.lanes}).add(seen_.steps);
   print.add(static_cast<uint64_t>(mode_));
   if (mode_ == Mode::kTwoLevel && chooses_block(options_)) print.add(seen_.block);
+  if (mode_ == Mode::kBloom)
+    print.add(filter_.seed).add(filter_.words).add(uint64_t{filter_.hashes});
   if (mode_ == Mode::kSketch) {
     print.add(shape_.seed)
         .add(shape_.cells())
@@ -102,11 +105,12 @@ Status ExactCodec::do_begin(const void* gradient) {
   gradient_ = gradient;
   waiting_ = Waiting::kNothing;
   dense_plane_ = nullptr;
-  peeled_ = false;
+  peeled_ = false_positions_ = false;
   index_.start(width(), gradient, layout().count);
-  union_ = fix_up_count_ = 0;
+  union_ = selected_ = fix_up_count_ = 0;
   draft().mode = mode_name(mode_);
-  if (options_.mode == Mode::kSketch && mode_ == Mode::kPacked) draft().fallback = "first-step";
+  const bool sized = options_.mode == Mode::kSketch || options_.mode == Mode::kBloom;
+  if (sized && seen_.nonzeros == Observation::kUnknown) draft().fallback = "first-step";
   return {};
 }
 
@@ -138,6 +142,8 @@ Result<bool> ExactCodec::do_round(Round& round) {
         ADDEND_TRY(open_sketch(round));
       } else if (mode_ == Mode::kTwoLevel) {
         ADDEND_TRY(open_blocks(round));
+      } else if (mode_ == Mode::kBloom) {
+        ADDEND_TRY(open_filter(round));
       } else {
         ADDEND_TRY(open_index(round));
       }
@@ -152,6 +158,10 @@ Result<bool> ExactCodec::do_round(Round& round) {
       return close_elements(round);
     case Waiting::kIndex:
       return close_index(round);
+    case Waiting::kFilter:
+      return close_filter(round);
+    case Waiting::kFound:
+      return close_found(round);
     case Waiting::kSketch:
       return close_sketch(round);
     case Waiting::kLast:
@@ -192,6 +202,13 @@ Status ExactCodec::open_index(Round& round) {
   return {};
 }
 
+Status ExactCodec::open_filter(Round& round) {
+  ADDEND_TRY(index_.open_filter(filter_, round));
+  if (reproducible()) ADDEND_TRY(open_ranges(round));
+  waiting_ = Waiting::kFilter;
+  return {};
+}
+
 Status ExactCodec::open_blocks(Round& round) {
   // The survey at the end of a step wants the union as a bitmap, and must not fail then.
   if (options_.mode == Mode::kAuto) ADDEND_TRY(index_.reserve_bitmap());
@@ -220,13 +237,32 @@ Result<bool> ExactCodec::close_elements(Round& round) {
 }
 
 Status ExactCodec::accept_union() {
-  union_ = draft().union_nonzeros = index_.size();
+  union_ = selected_ = draft().union_nonzeros = index_.size();
   return index_.holds_local() ? Status() : index::lost_index_bits();
 }
 
 Result<bool> ExactCodec::close_index(Round& round) {
   index_.close_bitmap();
   ADDEND_TRY(accept_union());
+  return open_values(round);
+}
+
+// A filter that the union outgrew holds many false positions: then all are asked for first.
+Result<bool> ExactCodec::close_filter(Round& round) {
+  const double expected = index_.close_filter();
+  ADDEND_TRY(accept_union());
+  false_positions_ = true;
+  if (!pays_to_ask(layout(), options_, union_, expected)) return open_values(round);
+  draft().fallback = "refined";
+  ADDEND_TRY(index_.open_found(round));
+  waiting_ = Waiting::kFound;
+  return true;
+}
+
+Result<bool> ExactCodec::close_found(Round& round) {
+  index_.close_found();
+  ADDEND_TRY(accept_union());
+  false_positions_ = false;
   return open_values(round);
 }
 
@@ -268,6 +304,7 @@ Status ExactCodec::do_finish(void* gradient) {
     take_dense_plane(layout(), dense_plane_, gradient);
   } else if (layout().count > 0) {
     index_.scatter(values_.as<void>(), gradient);
+    if (false_positions_) count_sums();
   }
   observe(gradient);
   return {};
@@ -277,6 +314,15 @@ void ExactCodec::do_skip_step() {
   ++seen_.steps;
   ++seen_.dense_steps;
   make_plan();
+}
+
+// What a filter holds beyond the union has sums of zero. So has what cancelled, which is not told
+// apart.
+void ExactCodec::count_sums() {
+  union_ = 0;
+  for (uint64_t i = 0; i < selected_; ++i)
+    union_ += load_float(layout().dtype, values_.as<void>(), i) != 0 ? 1 : 0;
+  draft().union_nonzeros = union_;
 }
 
 void ExactCodec::observe(const void* sum) {
@@ -290,7 +336,7 @@ void ExactCodec::observe(const void* sum) {
   const bool surprising = !unions_.any() || union_ / 2 > seen_.nonzeros;
   const bool dense = dense_plane_ != nullptr;
   if (surprising && !all_finite(layout().dtype, dense ? sum : values_.as<void>(),
-                                dense ? layout().count : union_)) {
+                                dense ? layout().count : selected_)) {
     return make_plan();
   }
   learn();
@@ -306,6 +352,7 @@ void ExactCodec::observe(const void* sum) {
 void ExactCodec::learn() {
   unions_.add(union_);
   seen_.dense_steps = 0;
+  seen_.mode = mode_;
   seen_.nonzeros = unions_.expected();
   seen_.capacity = std::min(unions_.capacity(), layout().count);
   if (mode_ == Mode::kSketch && !reproducible()) {
@@ -322,6 +369,7 @@ void ExactCodec::survey_blocks() {
   seen_.live_blocks = seen_.element_bits = 0;
   if (union_ == 0) return;
   if (index_.by_blocks()) index_.write_bitmap();
+  if (false_positions_ && dense_plane_ == nullptr) index_.drop_zeros(values_.as<void>());
   exact::survey_blocks(layout(), options_, bitmap(), seen_);
 }
 

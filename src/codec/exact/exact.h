@@ -33,7 +33,17 @@ class ExactCodec final : public SteppedCodec {
 
  private:
   // Which round's sum do_round waits for. The value stage follows every index.
-  enum class Waiting : uint8_t { kNothing, kRanges, kBlocks, kElements, kIndex, kSketch, kLast };
+  enum class Waiting : uint8_t {
+    kNothing,
+    kRanges,
+    kBlocks,
+    kElements,
+    kIndex,
+    kFilter,
+    kFound,
+    kSketch,
+    kLast
+  };
 
   Status do_begin(const void* gradient) override;
   Result<bool> do_round(Round& round) override;
@@ -56,6 +66,7 @@ class ExactCodec final : public SteppedCodec {
   // One function per round: each fills the planes.
   Status open_index(Round& round);
   Status open_blocks(Round& round);
+  Status open_filter(Round& round);
   Status open_ranges(Round& round);
   Status open_sketch(Round& round);
   Status open_dense(Round& round);
@@ -65,6 +76,8 @@ class ExactCodec final : public SteppedCodec {
   Result<bool> close_blocks(Round& round);
   Result<bool> close_elements(Round& round);
   Result<bool> close_index(Round& round);
+  Result<bool> close_filter(Round& round);
+  Result<bool> close_found(Round& round);
   Result<bool> close_sketch(Round& round);
 
   Status accept_union();
@@ -74,6 +87,7 @@ class ExactCodec final : public SteppedCodec {
   Status select_fix_up();
   Result<bool> open_fix_up(Round& round);
 
+  void count_sums();
   void observe(const void* sum);
   void learn();
   void survey_blocks();
@@ -89,12 +103,15 @@ class ExactCodec final : public SteppedCodec {
   // The plan of the step, made in make_plan from options_, seen_ and the layout alone.
   Mode mode_ = Mode::kPacked;
   SketchShape shape_;
+  index::BloomShape filter_;
   Window window_;
 
   // The step.
   const void* gradient_ = nullptr;
   Waiting waiting_ = Waiting::kNothing;
-  uint64_t union_ = 0;  // non-zeros of the union
+  uint64_t union_ = 0;     // non-zeros of the union
+  uint64_t selected_ = 0;  // positions that values travel for: these, and what a filter adds
+  bool false_positions_ = false;
   bool peeled_ = false;
   const void* dense_plane_ = nullptr;  // values travel as they are, and lie here
   uint64_t fix_up_count_ = 0;

@@ -5,9 +5,18 @@
 
 namespace addend::exact {
 
+namespace {
+
+// In the order of the option's values.
+constexpr Mode kModes[] = {Mode::kAuto, Mode::kPacked, Mode::kTwoLevel, Mode::kSketch,
+                           Mode::kBloom};
+
+}  // namespace
+
 const std::vector<OptionHelp>& exact_options() {
   static const std::vector<OptionHelp> options = {
-      {"mode", "auto|packed|two-level|sketch", "how the index travels; auto also considers dense"},
+      {"mode", "auto|packed|two-level|sketch|bloom",
+       "how the index travels; auto also considers dense"},
       {"values", "float|reproducible",
        "the engine's float sums, or integer sums equal on all ranks"},
       {"tolerance", "NUMBER",
@@ -46,7 +55,7 @@ Result<Options> read_options(const CodecSpec& spec) {
                       "codec 'exact': tolerance only applies to values=reproducible");
   }
   Options options;
-  options.mode = static_cast<Mode>(*mode);
+  options.mode = kModes[*mode];
   options.values = static_cast<Values>(*values);
   options.tolerance = *tolerance;
   options.block = *block;

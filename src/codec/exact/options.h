@@ -11,11 +11,11 @@
 
 namespace addend::exact {
 
-enum class Mode : uint8_t { kAuto, kPacked, kTwoLevel, kSketch, kDense };
+enum class Mode : uint8_t { kAuto, kPacked, kTwoLevel, kSketch, kDense, kBloom };
 enum class Values : uint8_t { kFloat, kReproducible };
 
 constexpr std::string_view mode_name(Mode mode) {
-  constexpr std::string_view kNames[] = {"auto", "packed", "two-level", "sketch", "dense"};
+  constexpr std::string_view kNames[] = {"auto", "packed", "two-level", "sketch", "dense", "bloom"};
   return kNames[static_cast<uint8_t>(mode)];
 }
 

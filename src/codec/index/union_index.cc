@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "codec/index/union_index.h"
 
+#include <bit>
 #include <cstring>
 
 #include "codec/index/kernels.h"
@@ -15,6 +16,32 @@ constexpr uint64_t kKeptShare = 4;
 // Two levels go by live blocks while the union is less than an eighth of the gradient. Beyond, one
 // bitmap and the kernels that stream over all of it are faster than many short copies.
 constexpr uint64_t kLiveShare = 8;
+
+// The bits of `word` that `selection` selects, side by side, and back.
+uint64_t select_bits(uint64_t word, uint64_t selection) {
+  if (word == 0) return 0;
+  uint64_t selected = 0, rank = 0;
+  for_each_bit(selection, 0, [&](uint64_t bit) { selected |= (word >> bit & 1) << rank++; });
+  return selected;
+}
+uint64_t spread_bits(uint64_t selected, uint64_t selection) {
+  uint64_t word = 0;
+  for_each_bit(selection, 0, [&](uint64_t bit) {
+    word |= (selected & 1) << bit;
+    selected >>= 1;
+  });
+  return word;
+}
+
+template <typename T>
+void drop_zeros_of(const T* values, uint64_t words, uint64_t* bitmap) {
+  constexpr T kMagnitude = static_cast<T>(~T{0}) >> 1;
+  for (uint64_t w = 0; w < words; ++w) {
+    for_each_bit(bitmap[w], 0, [&](uint64_t bit) {
+      if ((*values++ & kMagnitude) == 0) bitmap[w] &= ~(uint64_t{1} << bit);
+    });
+  }
+}
 
 }  // namespace
 
@@ -86,6 +113,64 @@ Status UnionIndex::close_elements() {
   return {};
 }
 
+// Places where the filter is wrong must have zeros, so values are gathered by this worker's bits
+// and not from the gradient, which may have a -0.0 there: all of them are kept.
+Status UnionIndex::open_filter(const BloomShape& shape, Round& round) {
+  shape_ = shape;
+  if (!kept_all_) {
+    ADDEND_TRY(kept_.reserve(nonzeros_ * width_ + Buffer::kSlack));
+    pack(width_, gradient_, count_, local(), kept_.as<void>());
+    kept_all_ = true;
+  }
+  ADDEND_TRY(reserve_bitmap());
+  ADDEND_TRY(filter_.reserve(shape.words * 8));
+  bloom_insert(shape, local(), words(), filter_.as<uint64_t>());
+  round.add({Op::kOrU64, shape.words, filter_.as<void>(), nullptr, nullptr});
+  return {};
+}
+
+double UnionIndex::close_filter() {
+  bloom_find(shape_, filter_.as<uint64_t>(), words(), bitmap());
+  close_bitmap();
+  return bloom_false(shape_, filter_.as<uint64_t>(), count_, size_);
+}
+
+Status UnionIndex::open_found(Round& round) {
+  const uint64_t lanes = words_for(size_);
+  ADDEND_TRY(found_.reserve(lanes * 8));
+  auto* bits = found_.as<uint64_t>();
+  std::memset(bits, 0, lanes * 8);
+  uint64_t at = 0;
+  for (uint64_t w = 0; w < words(); ++w) {
+    const auto held = static_cast<uint64_t>(std::popcount(bitmap()[w]));
+    if (held == 0) continue;
+    or_bits(bits, at, held, select_bits(local()[w], bitmap()[w]));
+    at += held;
+  }
+  round.add({Op::kOrU64, lanes, bits, nullptr, nullptr});
+  return {};
+}
+
+void UnionIndex::close_found() {
+  uint64_t at = 0;
+  for (uint64_t w = 0; w < words(); ++w) {
+    const auto held = static_cast<uint64_t>(std::popcount(bitmap()[w]));
+    if (held == 0) continue;
+    bitmap()[w] = spread_bits(read_bits(found_.as<uint64_t>(), at, held), bitmap()[w]);
+    at += held;
+  }
+  size_ = popcount({bitmap(), words()});
+}
+
+void UnionIndex::drop_zeros(const void* values) {
+  if (width_ == 4) {
+    drop_zeros_of(static_cast<const uint32_t*>(values), words(), bitmap());
+  } else {
+    drop_zeros_of(static_cast<const uint16_t*>(values), words(), bitmap());
+  }
+  size_ = popcount({bitmap(), words()});
+}
+
 bool UnionIndex::holds_local() const {
   if (two_levels_) return two_level_.holds_local();
   uint64_t lost = 0;
@@ -134,7 +219,10 @@ Error lost_index_bits() {
 }
 
 uint64_t UnionIndex::memory_bytes() const {
-  return two_level_.memory_bytes() + local_.capacity() + kept_.capacity() + bitmap_.capacity();
+  uint64_t total = two_level_.memory_bytes();
+  for (const Buffer* buffer : {&local_, &kept_, &bitmap_, &filter_, &found_})
+    total += buffer->capacity();
+  return total;
 }
 
 }  // namespace addend::index

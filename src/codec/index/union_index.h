@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where the gradients of all workers are not zero: each worker's positions travel as ORs, in one
-// bitmap or in two levels, and then values can travel for the union alone. What becomes of the
-// values is the codec's. docs/formats/exact.md, "Packed" and "Two-level index".
+// bitmap, in two levels or in a Bloom filter, and then values can travel for the union alone. What
+// becomes of the values is the codec's. docs/formats/exact.md, "Packed", "Two-level index" and
+// "Bloom filter".
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include "addend/result.h"
 #include "base/bits.h"
 #include "base/buffer.h"
+#include "codec/index/bloom.h"
 #include "codec/index/two_level.h"
 
 namespace addend::index {
@@ -20,6 +22,7 @@ namespace addend::index {
 ///   scan          optional before two levels: a bitmap of the gradient, and its values while few
 ///   open_bitmap   then, once that is folded, close_bitmap
 ///   open_blocks   then close_blocks, and close_elements if that opened a round
+///   open_filter   then close_filter, and perhaps open_found and close_found
 ///   gather, scatter
 class UnionIndex {
  public:
@@ -43,6 +46,18 @@ class UnionIndex {
   /// is known.
   Result<bool> close_blocks(Round& round);
   Status close_elements();
+
+  /// Adds the filter of this worker's positions. REQUIRES: scanned.
+  Status open_filter(const BloomShape& shape, Round& round);
+  /// Finds what the folded filter holds: the union, and false positions, whose values are zero on
+  /// all workers. Returns how many these may be.
+  double close_filter();
+  /// Adds the bits of this worker among those positions; their fold is the union without false
+  /// ones.
+  Status open_found(Round& round);
+  void close_found();
+  /// Takes positions out of the union whose values are zero. REQUIRES: not by_blocks().
+  void drop_zeros(const void* values);
 
   /// Whether the union has all of this worker's positions. If not, an adder lost some, unless it
   /// left this worker out on purpose.
@@ -84,6 +99,9 @@ class UnionIndex {
   Buffer local_;   // bitmap of this worker
   Buffer kept_;    // its non-zeros, while they are few
   Buffer bitmap_;  // plane: bitmap, then the union
+  Buffer filter_;  // plane: Bloom filter
+  Buffer found_;   // plane: bits of what it holds
+  BloomShape shape_;
   TwoLevelIndex two_level_;
 };
 

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// What `exact` sends for sparse unions, beside what no code could do without. Counted bytes of
+// fixed seeds: nothing here fails by chance.
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "base/bits.h"
+#include "gtest/gtest.h"
+#include "tests/support/gradients.h"
+#include "tests/support/lockstep.h"
+
+namespace addend::testing_support {
+namespace {
+
+// Bytes of the index of random positions and of their values.
+double least_bytes(double count, double keys, double value_bits) {
+  const double p = keys / count;
+  return (count * (-p * std::log2(p) - (1 - p) * std::log2(1 - p)) + keys * value_bits) / 8;
+}
+
+struct Key {
+  uint64_t position;
+  float sum;
+};
+
+// Two workers' gradients, which keep their memory from step to step.
+struct Gradients {
+  std::vector<Bytes> of;
+  std::vector<Key> keys;
+
+  explicit Gradients(uint64_t count) : of(2, Bytes(count * 4)) {}
+
+  // `count` random positions, each of one worker or of both.
+  void draw(uint64_t count, uint64_t step) {
+    keys.clear();
+    for (Bytes& gradient : of)
+      std::fill(gradient.begin(), gradient.end(), uint8_t{0});
+    for (uint64_t draw = 0; keys.size() < count; ++draw) {
+      const uint64_t random = addend_random(step + 1000, draw), at = random % (of[0].size() / 4);
+      const uint64_t owner = keys.size() % 2;
+      if (read(DType::kF32, of[0], at) + read(DType::kF32, of[1], at) != 0) continue;
+      const float others = random >> 62 == 0 ? 2.0f : 0.0f;
+      write(DType::kF32, of[owner], at, 1.5f);
+      write(DType::kF32, of[1 - owner], at, others);
+      keys.push_back({at, 1.5f + others});
+    }
+  }
+
+  // Whether both workers have the sums of what was drawn, and nothing else.
+  bool summed() {
+    bool right = of[0] == of[1];
+    for (const Key& key : keys) {
+      right = right && read(DType::kF32, of[0], key.position) == key.sum;
+      write(DType::kF32, of[0], key.position, 0);
+    }
+    return right && std::all_of(of[0].begin(), of[0].end(), [](uint8_t byte) { return byte == 0; });
+  }
+};
+
+// A network where bytes decide.
+Layout slow_network(uint64_t count) {
+  Layout layout = layout_of({DType::kF32, count, 2});
+  layout.network = {50, 0.001};
+  return layout;
+}
+
+// Bytes of a step over the least, once what earlier ones showed is known. The sizes of unions are
+// `keys`, more or less by a standard deviation of `variation`.
+double over_least(const Layout& layout, uint64_t keys, double variation, uint64_t steps) {
+  constexpr uint64_t kLearnt = 8;
+  Lockstep workers("exact", layout);
+  Gradients gradients(layout.count);
+  double bytes = 0, least = 0;
+  for (uint64_t step = 0; step < kLearnt + steps; ++step) {
+    const double times = std::max(0.1, 1 + variation * normal(17, step));
+    gradients.draw(static_cast<uint64_t>(static_cast<double>(keys) * times), step);
+    EXPECT_TRUE(workers.step(gradients.of));
+    EXPECT_TRUE(gradients.summed()) << layout.count << " step " << step;
+    const Report& report = workers.codec(0).report();
+    EXPECT_EQ(report.union_nonzeros, gradients.keys.size());
+    if (step < kLearnt) continue;
+    bytes += static_cast<double>(report.wire_bytes);
+    least += least_bytes(static_cast<double>(layout.count),
+                         static_cast<double>(gradients.keys.size()), 32);
+  }
+  return bytes / least;
+}
+
+TEST(SparseBytes, StayNearTheEntropyOfRandomPositionsAtAnyDensity) {
+  struct Case {
+    double density;
+    uint64_t count;
+    uint64_t steps;
+  };
+  for (const Case& c : {Case{1e-6, 1 << 24, 5}, Case{1e-5, 1 << 22, 5}, Case{1e-4, 1 << 20, 4},
+                        Case{1e-3, 1 << 18, 4}, Case{1e-2, 1 << 18, 2}, Case{0.03, 1 << 18, 2},
+                        Case{0.06, 1 << 18, 2}, Case{0.08, 1 << 18, 2}, Case{0.3, 1 << 18, 2}}) {
+    const auto keys = static_cast<uint64_t>(c.density * static_cast<double>(c.count));
+    const double times = over_least(slow_network(c.count), keys, 0, c.steps);
+    std::printf("density %g: %.3f of the entropy of the index and 32 bits a value\n", c.density,
+                times);
+    EXPECT_LE(times, 1.35) << c.density;
+  }
+}
+
+// A filter that is too small has false positions, one that is too large costs its own bytes.
+TEST(SparseBytes, GrowLittleWhereUnionsVary) {
+  for (const double variation : {0.05, 0.1, 0.2}) {
+    const double times = over_least(slow_network(1 << 18), 500, variation, 60);
+    std::printf("unions +- %.0f %%: %.3f of the least\n", 100 * variation, times);
+    EXPECT_LE(times, 1.3 + variation) << variation;
+  }
+}
+
+// Where the union grows a hundredfold from one step to the next, what the filter holds is asked
+// for: no more than a bit a position on top of the values.
+TEST(SparseBytes, AreBoundedByABitAPositionWhereAUnionOutgrowsItsFilter) {
+  const Layout layout = slow_network(1 << 18);
+  Lockstep workers("exact", layout);
+  Gradients gradients(layout.count);
+  for (uint64_t step = 0; step < 4; ++step) {
+    gradients.draw(step < 3 ? 50 : 5000, step);
+    ASSERT_TRUE(workers.step(gradients.of));
+    ASSERT_TRUE(gradients.summed());
+  }
+  const Report& report = workers.codec(0).report();
+  EXPECT_EQ(report.mode, "bloom");
+  EXPECT_EQ(report.fallback, "refined");
+  EXPECT_EQ(report.rounds, 3u);
+  EXPECT_EQ(report.union_nonzeros, 5000u);
+  EXPECT_LE(report.wire_bytes, 1.01 * (static_cast<double>(layout.count) / 8 + 4 * 5000));
+}
+
+}  // namespace
+}  // namespace addend::testing_support
