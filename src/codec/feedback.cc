@@ -18,15 +18,6 @@ struct SegmentHeader {
   uint64_t step;
 };
 
-template <typename Header>
-std::vector<uint8_t> write_state(const Header& header, const Residual& residual,
-                                 const Residual::Range& range) {
-  std::vector<uint8_t> state(sizeof(Header) + residual.state_bytes(range));
-  std::memcpy(state.data(), &header, sizeof(Header));
-  residual.save(range, state.data() + sizeof(Header));
-  return state;
-}
-
 Error mismatch(const std::string& what) {
   return make_error(Errc::kMismatch, "the saved state is " + what);
 }
@@ -36,6 +27,15 @@ std::string of_worker(uint64_t saved, uint64_t mine) {
 }
 
 }  // namespace
+
+template <typename Header>
+Result<std::vector<uint8_t>> FeedbackCodec::write_state(const Header& header,
+                                                        const Residual::Range& range) const {
+  std::vector<uint8_t> state(sizeof(Header) + residual_.state_bytes(range));
+  std::memcpy(state.data(), &header, sizeof(Header));
+  ADDEND_TRY(fetch_residual(range, state.data() + sizeof(Header)));
+  return state;
+}
 
 uint64_t FeedbackCodec::fingerprint() const {
   Fingerprint print;
@@ -55,8 +55,7 @@ uint64_t FeedbackCodec::state_fingerprint(uint32_t worker) const {
 }
 
 Result<std::vector<uint8_t>> FeedbackCodec::do_save_state() const {
-  return write_state(StateHeader{state_fingerprint(layout().worker), step_}, residual_,
-                     residual_.all());
+  return write_state(StateHeader{state_fingerprint(layout().worker), step_}, residual_.all());
 }
 
 // A state whose fingerprint is not this worker's may still be another's of the same plan.
@@ -74,15 +73,15 @@ Status FeedbackCodec::do_load_state(std::span<const uint8_t> state) {
   std::memcpy(&header, state.data(), sizeof(header));
   if (header.fingerprint != state_fingerprint(layout().worker))
     return foreign_state(header.fingerprint);
+  ADDEND_TRY(put_residual(residual_.all(), state.data() + sizeof(header)));
   step_ = header.step;
-  residual_.load(residual_.all(), state.data() + sizeof(header));
   return {};
 }
 
 // Without feedback a segment carries nothing from step to step: the step itself is the layout's.
 Result<std::vector<uint8_t>> FeedbackCodec::do_save_segment(uint64_t segment) const {
   if (!residual_.any()) return std::vector<uint8_t>();
-  return write_state(SegmentHeader{segment_fingerprint(segment), layout().worker, step_}, residual_,
+  return write_state(SegmentHeader{segment_fingerprint(segment), layout().worker, step_},
                      segment_range(segment));
 }
 
@@ -104,8 +103,7 @@ Status FeedbackCodec::do_load_segment(uint64_t segment, std::span<const uint8_t>
     return mismatch("of step " + std::to_string(header.step) + ", this codec's next is " +
                     std::to_string(step_));
   }
-  residual_.load(range, state.data() + sizeof(header));
-  return {};
+  return put_residual(range, state.data() + sizeof(header));
 }
 
 }  // namespace addend

@@ -28,6 +28,21 @@ class FeedbackCodec : public SteppedCodec {
   virtual uint64_t segment_fingerprint(uint64_t segment) const = 0;
   virtual Residual::Range segment_range(uint64_t segment) const = 0;
 
+  /// Where the residual's bytes are: here, in memory of residual_'s own. A codec that keeps them
+  /// elsewhere says how they come and go.
+  virtual Status fetch_residual(const Residual::Range& range, uint8_t* to) const {
+    residual_.save(range, to);
+    return {};
+  }
+  virtual Status put_residual(const Residual::Range& range, const uint8_t* from) {
+    residual_.load(range, from);
+    return {};
+  }
+  virtual Status multiply_residual(double factor) {
+    residual_.multiply(factor);
+    return {};
+  }
+
   /// A layout without segments is one: its bucket.
   Segment segment_at(uint64_t segment) const;
 
@@ -39,7 +54,11 @@ class FeedbackCodec : public SteppedCodec {
   Status do_load_state(std::span<const uint8_t> state) final;
   Result<std::vector<uint8_t>> do_save_segment(uint64_t segment) const final;
   Status do_load_segment(uint64_t segment, std::span<const uint8_t> state) final;
-  void do_scale_residual(double factor) final { residual_.multiply(factor); }
+  Status do_scale_residual(double factor) final { return multiply_residual(factor); }
+
+  template <typename Header>
+  Result<std::vector<uint8_t>> write_state(const Header& header,
+                                           const Residual::Range& range) const;
 
   uint64_t state_fingerprint(uint32_t worker) const;
   Error foreign_state(uint64_t fingerprint) const;

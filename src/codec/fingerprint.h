@@ -14,7 +14,7 @@ namespace addend {
 
 class Fingerprint {
  public:
-  Fingerprint& add(uint64_t word) {
+  ADDEND_HOST_DEVICE Fingerprint& add(uint64_t word) {
     state_ = addend_mix64(state_ + 0x9E3779B97F4A7C15ull + word);
     return *this;
   }
@@ -40,7 +40,7 @@ class Fingerprint {
       add(segment.id).add(segment.count);
     return *this;
   }
-  uint64_t value() const { return state_; }
+  ADDEND_HOST_DEVICE uint64_t value() const { return state_; }
 
  private:
   uint64_t state_ = 0x414444454E440001ull;  // "ADDEND", plan format 1

@@ -15,12 +15,16 @@ float kept(float x) { return std::isfinite(x) ? x : 0.0f; }
 
 }  // namespace
 
-Status Residual::reserve(Feedback feedback, uint64_t elements, uint64_t blocks) {
+void Residual::describe(Feedback feedback, uint64_t elements, uint64_t blocks) {
   feedback_ = feedback;
-  if (feedback == Feedback::kNone) return {};
+  if (feedback == Feedback::kNone) return;
   elements_ = elements;
   blocks_ = blocks;
-  const uint64_t bytes = elements * (feedback == Feedback::kFloat ? 4 : 1);
+}
+
+Status Residual::reserve(Feedback feedback, uint64_t elements, uint64_t blocks) {
+  describe(feedback, elements, blocks);
+  const uint64_t bytes = elements_ * element_bytes();
   if (bytes == 0) return {};
   ADDEND_TRY(values_.reserve(bytes));
   std::memset(values_.as<void>(), 0, bytes);

@@ -22,6 +22,8 @@ class Residual {
     uint64_t first_block = 0, blocks = 0;
   };
 
+  /// What there is to keep, for a residual whose bytes are elsewhere (on a device).
+  void describe(Feedback feedback, uint64_t elements, uint64_t blocks);
   /// Zero for `elements` elements in `blocks` blocks. kNone holds nothing.
   Status reserve(Feedback feedback, uint64_t elements, uint64_t blocks);
 
@@ -44,12 +46,11 @@ class Residual {
   /// reserve's arguments.
   Range all() const { return {0, elements_, 0, blocks_}; }
   uint64_t state_bytes(const Range& range) const;
+  uint64_t element_bytes() const;
   void save(const Range& range, uint8_t* to) const;
   void load(const Range& range, const uint8_t* from);
 
  private:
-  uint64_t element_bytes() const;
-
   Feedback feedback_ = Feedback::kNone;
   uint64_t elements_ = 0;
   uint64_t blocks_ = 0;

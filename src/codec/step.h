@@ -105,8 +105,7 @@ class Stepped : public Contract {
                         "scale_residual: the factor must be finite and above 0");
     }
     const FloatEnvironment ours;
-    do_scale_residual(factor);
-    return {};
+    return do_scale_residual(factor);
   }
 
   const Report& report() const final { return report_; }
@@ -137,7 +136,7 @@ class Stepped : public Contract {
   virtual Status do_load_segment(uint64_t, std::span<const uint8_t> state) {
     return do_load_state(state);
   }
-  virtual void do_scale_residual(double) {}
+  virtual Status do_scale_residual(double) { return {}; }
 
   /// The report of the step in progress.
   Report& draft() { return draft_; }

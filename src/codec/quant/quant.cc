@@ -11,36 +11,6 @@
 #include "wire/element.h"
 
 namespace addend::quant {
-namespace {
-
-// The prescale that keeps any rotation of finite elements in float's range.
-constexpr float kFarDown = 0x1p-64f;
-
-// Signs must stay while a residual lives in rotated coordinates; every so often it is turned to new
-// ones, because coordinates that are clipped under one set of signs stay clipped while it lasts.
-constexpr uint64_t kFeedbackSignPeriod = 8;
-// What stands for bits=lane in a segment's plan: the bits change with the world, and a residual
-// does not.
-constexpr uint64_t kLaneBits = 9;
-// A norm lane that says: not finite here.
-constexpr uint32_t kBroken = 0xFFFFFFFF;
-// Energies in this range were summed without overflow or loss; others are summed again in double.
-constexpr float kLeastEnergy = 0x1p-90f;
-constexpr float kMostEnergy = 0x1p100f;
-// Running sums in float lose small terms when they grow long.
-constexpr uint64_t kMostFloatSum = 16384;
-// Blocks with a norm outside 2^+-50 are scaled by a power of two before rotation, which sums up to
-// 2^14 elements.
-constexpr int kPlainExponent = 50;
-
-}  // namespace
-
-float prescale_of(float norm) {
-  if (norm == 0) return 1;
-  const int exponent = std::ilogb(norm);
-  if (std::abs(exponent) <= kPlainExponent) return 1;
-  return std::ldexp(1.0f, std::clamp(-exponent, -126, 126));
-}
 
 Result<std::unique_ptr<Codec>> create_quant(const CodecSpec& spec, const Layout& layout) {
   const Result<Options> options = read_options(spec, layout);
@@ -55,13 +25,7 @@ Result<std::unique_ptr<Codec>> QuantCodec::make(const Layout& layout, const Opti
 }
 
 Status QuantCodec::set_up() {
-  std::vector<uint32_t> widths = {options_.bits};
-  if (options_.bits == 0) widths.assign(kWidths.begin(), kWidths.end());
-  for (const uint32_t bits : widths) {
-    Result<Coding> coding = Coding::make(bits, options_, layout().world);
-    ADDEND_TRY(coding);
-    codings_.push_back(std::move(*coding));
-  }
+  ADDEND_TRY(make_codings());
   if (indexed()) {
     // Blocks follow the union, and are cut anew in every step.
     form_ = options_.index == Index::kTwoLevel ? exact::Mode::kTwoLevel : exact::Mode::kPacked;
@@ -84,69 +48,10 @@ Status QuantCodec::cut_blocks(const Layout& elements) {
   return {};
 }
 
-uint64_t QuantCodec::sign_period() const { return keeps_rotated() ? kFeedbackSignPeriod : 1; }
-
-uint64_t QuantCodec::base_fingerprint() const {
-  Fingerprint print;
-  print.add("quant")
-      .add(layout())
-      .add(uint64_t{options_.bits})
-      .add(options_.budget)
-      .add(options_.block);
-  for (const uint64_t choice :
-       {static_cast<uint64_t>(options_.rotation), static_cast<uint64_t>(options_.rounding),
-        static_cast<uint64_t>(options_.feedback), static_cast<uint64_t>(options_.carrier),
-        static_cast<uint64_t>(options_.non_finite)}) {
-    print.add(choice);
-  }
-  for (const Coding& coding : codings_) {
-    for (const uint32_t level : coding.table.levels)
-      print.add(uint64_t{level});
-    print.add(coding.table.half_range);
-  }
-  if (indexed()) print.add("index").add(static_cast<uint64_t>(options_.index));
-  return print.value();
-}
-
 void QuantCodec::add_plan(Fingerprint& print) const {
   if (!indexed()) return;
   print.add(exact::mode_name(form_));
   if (form_ == exact::Mode::kTwoLevel) print.add(seen_.block);
-}
-
-// A residual is in units of the gradient, in coordinates that block and rotation give: world, and
-// the tables that depend on it, bucket and scale may change under it.
-uint64_t QuantCodec::segment_fingerprint(uint64_t segment) const {
-  const bool whole = layout().segments.empty();
-  const Segment at = segment_at(segment);
-  Fingerprint print;
-  print.add(whole ? "quant bucket" : "quant segment").add(layout().seed).add(at.id).add(at.count);
-  print.add(options_.budget).add(options_.clipped);
-  for (const uint64_t choice :
-       {static_cast<uint64_t>(layout().dtype),
-        options_.fills_lane ? kLaneBits : uint64_t{options_.bits}, options_.block,
-        uint64_t{options_.granularity}, static_cast<uint64_t>(options_.levels),
-        static_cast<uint64_t>(options_.rotation), static_cast<uint64_t>(options_.rounding),
-        static_cast<uint64_t>(options_.feedback), static_cast<uint64_t>(options_.carrier),
-        static_cast<uint64_t>(options_.non_finite)}) {
-    print.add(choice);
-  }
-  // How the index travels changes no result.
-  if (indexed()) print.add("index");
-  return print.value();
-}
-
-Residual::Range QuantCodec::segment_range(uint64_t segment) const {
-  if (indexed()) {
-    uint64_t begin = 0;
-    for (uint64_t s = 0; s < segment; ++s)
-      begin += layout().segments[s].count;
-    return {begin, segment_at(segment).count, 0, 0};
-  }
-  const BlockRange blocks = blocks_.segment(segment);
-  if (blocks.count == 0) return {};
-  const Block &first = blocks_[blocks.first], &last = blocks_[blocks.first + blocks.count - 1];
-  return {first.place, last.place + last.size - first.place, blocks.first, blocks.count};
 }
 
 uint64_t QuantCodec::memory_bytes() const {
@@ -186,7 +91,7 @@ Result<bool> QuantCodec::do_round(Round& round) {
       waiting_ = Waiting::kLast;
       ADDEND_TRY(read_norms());
       if (live_ == 0) return false;
-      ADDEND_TRY(draw_thresholds());
+      ADDEND_TRY(thresholds_.set(threshold_draw()));
       ADDEND_TRY(encode(round));
       return true;
     case Waiting::kLast:
@@ -255,18 +160,12 @@ Status QuantCodec::read_norms() {
   for (uint64_t b = 0; b < blocks_.size(); ++b) {
     Part& part = parts_[b];
     part = Part{};
-    // A float's bits compare like its value, so anything above the largest finite float is a
-    // worker's alarm (or damage).
-    part.broken = lanes[b] >= 0x7F800000u;
+    part.broken = lanes[b] >= kFirstBroken;  // a worker's alarm, or damage
     part.norm = part.broken ? 0 : addend_f32_from_bits(lanes[b]);
     broken += part.broken ? blocks_[b].elements : 0;
   }
   draft().escaped_values = draft().nonfinite = broken;
-  if (broken > 0 && options_.non_finite == NonFinite::kError) {
-    return make_error(
-        Errc::kUndecodable,
-        std::to_string(broken) + " elements lie in blocks with a NaN or Inf on some worker");
-  }
+  if (broken > 0 && options_.non_finite == NonFinite::kError) return broken_blocks(broken);
   if (options_.bits == 0) choose_widths();
   for (LanePlane& plane : planes_)
     plane.lanes = 0;

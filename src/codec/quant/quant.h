@@ -19,26 +19,17 @@
 #include "addend/codec.h"
 #include "base/buffer.h"
 #include "codec/exact/choose.h"
-#include "codec/feedback.h"
 #include "codec/index/union_index.h"
-#include "codec/quant/blocks.h"
-#include "codec/quant/coding.h"
-#include "codec/quant/options.h"
-#include "codec/quant/thresholds.h"
+#include "codec/quant/plan.h"
 
 namespace addend::quant {
 
 Result<std::unique_ptr<Codec>> create_quant(const CodecSpec& spec, const Layout& layout);
 
-/// The power of two that brings a block's norm near 1 before rotation, or 1 where nothing can
-/// overflow.
-float prescale_of(float norm);
-
-class QuantCodec final : public FeedbackCodec {
+class QuantCodec final : public QuantPlan {
  public:
   static Result<std::unique_ptr<Codec>> make(const Layout& layout, const Options& options);
 
-  std::string_view next_mode() const override { return "quant"; }
   uint64_t memory_bytes() const override;
 
  private:
@@ -56,25 +47,15 @@ class QuantCodec final : public FeedbackCodec {
     Buffer sums;  // of indices
   };
 
-  QuantCodec(const Layout& layout, const Options& options)
-      : FeedbackCodec(layout), options_(options) {}
+  QuantCodec(const Layout& layout, const Options& options) : QuantPlan(layout, options) {}
   Status set_up();
 
   Status do_begin(const void* gradient) override;
   Result<bool> do_round(Round& round) override;
   Status do_finish(void* gradient) override;
-  Status do_set_missing(uint64_t workers) override;
 
-  bool rotates() const { return options_.rotation == Rotation::kBlock; }
-  bool indexed() const { return options_.index != Index::kNone; }
-  // With an index the union changes, and with it the blocks: the residual stays with the positions.
-  bool keeps_rotated() const { return residual_.any() && !indexed(); }
   DType source_type() const { return indexed() ? DType::kF32 : layout().dtype; }
-  uint64_t sign_period() const;
-  uint64_t base_fingerprint() const override;
   void add_plan(Fingerprint& print) const override;
-  uint64_t segment_fingerprint(uint64_t segment) const override;
-  Residual::Range segment_range(uint64_t segment) const override;
 
   // The rounds and the end of a step with an index: quant_index.cc.
   Status open_index(Round& round);
@@ -86,12 +67,10 @@ class QuantCodec final : public FeedbackCodec {
 
   Status cut_blocks(const Layout& elements);
   const uint64_t* signs(const Block& block, uint64_t epoch);
-  const float* block_thresholds(const Block& block) const;
   void load_rotated(uint64_t b, float prescale);
   uint32_t norm_lane(uint64_t b);
   double slow_norm(const float* x, uint64_t n) const;
 
-  Status draw_thresholds();
   void open_norms(Round& round);
   Status read_norms();
   void choose_widths();
@@ -105,16 +84,11 @@ class QuantCodec final : public FeedbackCodec {
   void keep_residual(uint64_t b);
   void turn_residual();
 
-  const Options options_;
-  std::vector<Coding> codings_;
-  Blocks blocks_;
-
   // The step.
   enum class Waiting : uint8_t { kNothing, kIndex, kElements, kNorms, kLast };
   const void* gradient_ = nullptr;
   const void* source_ = nullptr;  // what blocks are cut from: the gradient, or the union's values
   Waiting waiting_ = Waiting::kNothing;
-  bool excluded_ = false;
   uint64_t live_ = 0;  // blocks
   uint32_t contributors_ = 0;
   std::vector<Part> parts_;

@@ -9,37 +9,8 @@
 #include "wire/element.h"
 
 namespace addend::quant {
-namespace {
-
-// One live block in so many is sampled for the report, and so many elements of it at the most (a
-// multiple of kThresholds, so that a stretch meets the thresholds it was rounded with).
-constexpr uint64_t kSampleEvery = 64;
-constexpr uint64_t kSampleLength = 2048;
-static_assert(kSampleLength % kThresholds == 0);
-
-}  // namespace
-
-// With segments all buckets share one table of thresholds, and the place in it is the segment's.
-Status QuantCodec::draw_thresholds() {
-  Fingerprint seed;
-  seed.add(layout().seed ^ uint64_t{0x726F756E64});
-  if (layout().segments.empty()) seed.add(layout().bucket);
-  Thresholds::Draw draw;
-  draw.seed = seed.add(step_).value();
-  draw.world = layout().world;
-  draw.worker = layout().worker;
-  draw.correlated = options_.rounding == Rounding::kCorrelated;
-  return thresholds_.set(draw);
-}
-
-const float* QuantCodec::block_thresholds(const Block& block) const {
-  if (layout().segments.empty()) return thresholds_.of_block(block.number);
-  return thresholds_.of_block(Fingerprint().add(block.owner).add(block.number).value());
-}
-
 const uint64_t* QuantCodec::signs(const Block& block, uint64_t epoch) {
-  const uint64_t seed =
-      Fingerprint().add(layout().seed).add(block.owner).add(epoch).add(block.number).value();
+  const uint64_t seed = sign_stream(layout().seed, block.owner, epoch, block.number);
   auto* words = signs_.as<uint64_t>();
   for (uint64_t w = 0; w < block.size / 64; ++w)
     words[w] = addend_random(seed, w);
@@ -73,22 +44,19 @@ void QuantCodec::load_rotated(uint64_t b, float prescale) {
     rotated[i] += scratch[i] * prescale;
 }
 
-// `norm` is the shared norm in the units of the elements given to the quantiser. Unnormalised
-// coordinates of a rotated block have a standard deviation of its norm, so the table's half range
-// is t * norm; without rotation the norm is the largest magnitude.
+// `norm` is the shared norm in the units of the elements given to the quantiser.
 Quantiser QuantCodec::quantiser(uint64_t b, const Part& part, float norm) const {
   const Coding& coding = codings_[part.coding];
   const auto granularity = static_cast<float>(coding.table.granularity);
-  const double range = (rotates() ? coding.table.half_range : 1) * static_cast<double>(norm);
   Quantiser q;
-  q.scale = static_cast<float>(static_cast<double>(granularity) / (2 * range));
+  q.scale = scale_to_table(grid(coding), norm);
   q.middle = granularity / 2;
   q.top = granularity;
   q.cells = coding.table.granularity + 1;
   q.lower = coding.lower.data();
   q.gap = coding.gap.data();
   q.index = coding.index.data();
-  q.thresholds = block_thresholds(blocks_[b]);
+  q.thresholds = thresholds_.of_block(threshold_name(blocks_[b]));
   return q;
 }
 
@@ -139,13 +107,11 @@ Status QuantCodec::encode(Round& round) {
 
 // scratch_ = what the levels of n rotated elements stand for.
 void QuantCodec::requantise(const Part& part, const Quantiser& q, const float* x, uint64_t n) {
-  const Table& table = codings_[part.coding].table;
-  const auto norm = static_cast<double>(part.norm * prescale_of(part.norm));
-  const double range = (rotates() ? table.half_range : 1) * norm;
+  const Affine values =
+      level_values(grid(codings_[part.coding]), part.norm * prescale_of(part.norm));
   auto* levels = levels_.as<uint8_t>();
   quantise_levels(q, x, n, levels);
-  dequantise(levels, n, static_cast<float>(2 * range / table.granularity),
-             static_cast<float>(-range), scratch_.as<float>());
+  dequantise(levels, n, values.factor, values.offset, scratch_.as<float>());
 }
 
 // Adds a block that was just encoded, or a stretch of a long one, to the report's sample. Rotated

@@ -11,9 +11,6 @@
 
 namespace addend::quant {
 
-// The mean of the contributors stands for every worker, so a sum over fewer is an unbiased sum over
-// all. The layout's scale goes where factors are applied anyway: into the table's, or, for a block
-// with a prescale, whose factors are out of harm's way, into the one that takes the prescale back.
 void QuantCodec::decode_block(uint64_t b, double contributors, void* target) {
   const Block& at = blocks_[b];
   const Part& part = parts_[b];
@@ -26,13 +23,9 @@ void QuantCodec::decode_block(uint64_t b, double contributors, void* target) {
     return;
   }
   const Coding& coding = codings_[part.coding];
-  const double prescale = static_cast<double>(prescale_of(part.norm));
-  const double norm = static_cast<double>(part.norm) * prescale;
-  const double range = rotates() ? coding.table.half_range * norm / at.size : norm;
-  const double scale = prescale == 1 ? layout().scale : 1;
-  const double unit = 2 * range / coding.table.granularity * layout().world;
-  const auto factor = static_cast<float>(unit / contributors * scale),
-             offset = static_cast<float>(-range * layout().world * scale);
+  const SumValues values =
+      sum_values(grid(coding), part.norm, at.size, {layout().world, contributors, layout().scale});
+  const auto [factor, offset] = values.levels;
   const LanePlane& plane = planes_[static_cast<std::size_t>(coding.lane)];
   const Buffer& sums = options_.carrier == Carrier::kIndices ? plane.sums : plane.data;
   if (coding.lane == Lane::kU8) {
@@ -42,7 +35,7 @@ void QuantCodec::decode_block(uint64_t b, double contributors, void* target) {
   } else {
     dequantise(sums.as<uint32_t>() + part.lane, at.size, factor, offset, x);
   }
-  const bool direct = source_type() == DType::kF32 && at.elements == at.size && prescale == 1;
+  const bool direct = source_type() == DType::kF32 && at.elements == at.size && values.back == 1;
   float* to = direct ? static_cast<float*>(target) + at.begin : out;
   if (rotates()) {
     unrotate(x, signs(at, step_ / sign_period()), at.size, to);
@@ -50,10 +43,9 @@ void QuantCodec::decode_block(uint64_t b, double contributors, void* target) {
     std::memcpy(to, x, uint64_t{at.size} * 4);
   }
   if (direct) return;
-  const double back = prescale == 1 ? 1 : layout().scale / prescale;
   for (uint64_t i = 0; i < at.elements; ++i) {
     store_float(source_type(), target, at.begin + i,
-                static_cast<float>(static_cast<double>(to[i]) * back));
+                static_cast<float>(static_cast<double>(to[i]) * values.back));
   }
 }
 
@@ -84,7 +76,7 @@ void QuantCodec::keep_residual(uint64_t b) {
 
 // At the end of a sign period the residual moves to the next period's coordinates.
 void QuantCodec::turn_residual() {
-  if (!keeps_rotated() || !rotates() || (step_ + 1) % sign_period() != 0) return;
+  if (!turns_residual()) return;
   const uint64_t epoch = step_ / sign_period();
   auto* rotated = rotated_.as<float>();
   auto* scratch = scratch_.as<float>();
@@ -101,18 +93,7 @@ void QuantCodec::turn_residual() {
 }
 
 Status QuantCodec::do_finish(void* gradient) {
-  if (live_ > 0 && (contributors_ == 0 || contributors_ > layout().world)) {
-    return make_error(Errc::kUndecodable, "the sums claim " + std::to_string(contributors_) +
-                                              " contributors of " + std::to_string(layout().world));
-  }
-  if (live_ > 0) {
-    if (draft().missing != 0 && contributors_ != draft().contributors) {
-      return make_error(Errc::kUndecodable,
-                        "the sums claim " + std::to_string(contributors_) + " contributors, and " +
-                            std::to_string(draft().contributors) + " were expected");
-    }
-    draft().contributors = contributors_;
-  }
+  if (live_ > 0) ADDEND_TRY(take_contributors(contributors_));
   void* target = indexed() ? values_.as<void>() : gradient;
   for (uint64_t b = 0; b < blocks_.size(); ++b) {
     if (residual_.any()) keep_residual(b);
@@ -121,11 +102,6 @@ Status QuantCodec::do_finish(void* gradient) {
   turn_residual();
   if (indexed()) finish_index(gradient);
   ++step_;
-  return {};
-}
-
-Status QuantCodec::do_set_missing(uint64_t workers) {
-  excluded_ = layout().worker < 64 && (workers >> layout().worker & 1) != 0;
   return {};
 }
 
