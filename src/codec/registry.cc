@@ -10,6 +10,7 @@
 #include "codec/dense/dense.h"
 #include "codec/exact/exact.h"
 #include "codec/exact/fixed.h"
+#include "codec/quant/device_quant.h"
 #include "codec/quant/quant.h"
 #include "cuda/library.h"
 
@@ -28,7 +29,7 @@ constexpr std::array<Entry, 4> kCodecs{{
     {"dense", create_dense, dense_options, nullptr},
     {"cast", cast::create_cast, cast::cast_options, nullptr},
     {"exact", exact::create_exact, exact::exact_options, nullptr},
-    {"quant", quant::create_quant, quant::quant_options, nullptr},
+    {"quant", quant::create_quant, quant::quant_options, quant::create_quant_on_device},
 }};
 
 std::string known_names() {

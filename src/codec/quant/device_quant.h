@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// The quantised codec on a CUDA device: the plan, formats and results of quant.h, with kernels that
+// write the same bytes (quant_kernels.h).
+//
+// Everything is enqueued on the layout's stream. next_round waits twice for a few bytes that
+// kernels write to the host's memory: how many blocks travel, once norms are folded (lanes are
+// being written meanwhile), and how many workers are in the sums.
+//
+// The residual is kept twice, before and after the step, and finish exchanges the two
+// (docs/decisions/0079-residuals-on-a-device.md).
+#pragma once
+
+#include <array>
+#include <memory>
+
+#include "codec/quant/plan.h"
+#include "codec/quant/quant_kernels.h"
+#include "cuda/memory.h"
+
+namespace addend::quant {
+
+Result<std::unique_ptr<Codec>> create_quant_on_device(const CodecSpec& spec, const Layout& layout);
+
+class DeviceQuantCodec final : public QuantPlan {
+ public:
+  static Result<std::unique_ptr<Codec>> make(const Layout& layout, const Options& options);
+
+  uint64_t memory_bytes() const override;
+
+ private:
+  DeviceQuantCodec(const Layout& layout, const Options& options, const cuda::Device& device,
+                   const QuantKernels* kernels)
+      : QuantPlan(layout, options), device_(device), kernels_(kernels) {}
+  Status set_up();
+  Status reserve_planes();
+  Status reserve_residuals();
+  Status send_blocks();
+  Status send_cells();
+
+  Status do_begin(const void* gradient) override;
+  Result<bool> do_round(Round& round) override;
+  Status do_finish(void* gradient) override;
+
+  Status fetch_residual(const Residual::Range& range, uint8_t* to) const override;
+  Status put_residual(const Residual::Range& range, const uint8_t* from) override;
+  Status multiply_residual(double factor) override;
+
+  // One of the two residuals of feedback.
+  struct Kept {
+    explicit Kept(const cuda::RuntimeTable* runtime) : values(runtime), scales(runtime) {}
+    DeviceResidual view() const { return {values.as<void>(), scales.as<float>()}; }
+    cuda::DeviceBuffer values, scales;
+  };
+  Kept& owed() { return kept_[current_]; }
+  const Kept& owed() const { return kept_[current_]; }
+
+  // Of the only width of a plan's blocks.
+  const Coding& coding() const { return codings_[0]; }
+  bool indices() const { return options_.carrier == Carrier::kIndices; }
+  Op op() const { return lane_op(coding().lane, options_.carrier); }
+  DeviceCarrier sum_carrier() const;
+  const void* sums() const { return (indices() ? sums_ : lanes_).as<void>(); }
+
+  // Whether a warp codes the block, rather than a CTA.
+  bool suits_warp(const Block& block) const;
+  void* stream() const { return layout().execution.stream; }
+  Status check(int code, const char* doing) const { return device_.check(code, doing); }
+  // To the device from the host or back, done when it returns.
+  Status copy(void* to, const void* from, uint64_t bytes) const;
+  Status upload(cuda::DeviceBuffer& buffer, const void* from, uint64_t bytes);
+
+  Status open_norms(Round& round);
+  Result<bool> encode(Round& round);
+  Status take_sums();
+
+  const cuda::Device device_;
+  const QuantKernels* const kernels_;
+
+  enum class Waiting : uint8_t { kNothing, kNorms, kLast };
+  Waiting waiting_ = Waiting::kNothing;
+  DeviceStep args_;  // constant but for the step's fields
+  uint64_t live_ = 0;
+  uint64_t samples_ = 0;  // of the step
+  uint32_t contributors_ = 0;
+  uint32_t current_ = 0;  // which of kept_ is owed
+
+  cuda::DeviceBuffer blocks_on_{device_.runtime}, warp_blocks_{device_.runtime},
+      cta_blocks_{device_.runtime}, cells_{device_.runtime};
+  cuda::DeviceBuffer norms_{device_.runtime}, survey_{device_.runtime},
+      first_lanes_{device_.runtime}, sampled_{device_.runtime}, thresholds_{device_.runtime};
+  cuda::DeviceBuffer lanes_{device_.runtime}, sums_{device_.runtime},
+      contributors_on_{device_.runtime};
+  std::array<Kept, 2> kept_{Kept(device_.runtime), Kept(device_.runtime)};
+  cuda::PinnedBuffer sample_memory_{device_.runtime};
+  cuda::Mailbox mail_{device_};
+};
+
+}  // namespace addend::quant
