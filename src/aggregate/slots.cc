@@ -54,6 +54,8 @@ Result<Slots> Slots::create(const SlotsOptions& options, std::shared_ptr<Attenda
   }
   Slots slots(options);
   slots.attendance_ = attendance ? std::move(attendance) : std::make_shared<Attendance>();
+  slots.part_ = slots.attendance_->enroll();
+  ADDEND_ASSERT(slots.part_ < ADDEND_CONTROL_MAX_THREADS);
   slots.everyone_ = low_mask(options.world);
   slots.stride_ = ceil_div(options.payload_bytes, 64) * 64;
   const uint64_t banks = uint64_t{options.slots} * 2;
@@ -63,6 +65,11 @@ Result<Slots> Slots::create(const SlotsOptions& options, std::shared_ptr<Attenda
   for (uint64_t i = 0; i < banks; ++i)
     slots.banks_[i].turn = static_cast<uint32_t>(i % 2) - 2;
   return slots;
+}
+
+void Slots::begin_at(std::span<const uint32_t> positions) {
+  for (std::size_t i = 0; i < banks_.size(); ++i)
+    banks_[i].base = positions[options_.first_slot + i / 2];
 }
 
 void Slots::set_table(uint32_t number, const Table& table) {
@@ -254,22 +261,47 @@ Reply Slots::close_partial(uint32_t index) {
   return result(index, Audience::kEveryone);
 }
 
+uint64_t Slots::place(uint32_t index) const {
+  const Bank& bank = banks_[index];
+  return place_of(bank.base + bank.turn, options_.first_slot + index / 2);
+}
+
+uint32_t Slots::first_open() const {
+  uint32_t first = oldest_;
+  for (uint32_t index = oldest_; index != kNone; index = banks_[index].later) {
+    if (is_before(place(index), place(first))) first = index;
+  }
+  return first;
+}
+
+// Whether patience is over, and in which turn: the first one of the job. Workers send in one order,
+// and what is first even beyond their windows, so that only those that do not send are missing
+// there. In a turn behind it others may be, who wait for the first one.
+bool Slots::is_over(uint64_t now_ns, uint32_t& index) {
+  const bool long_wait = waits_long(now_ns);
+  attendance_->wait_at(part_, long_wait ? place(index = first_open()) : 0);
+  return long_wait && banks_[index].opened_ns + options_.patience_ns <= now_ns &&
+         attendance_->is_first(place(index));
+}
+
 bool Slots::expire(uint64_t now_ns, Reply& reply) {
   if (ended_) return false;
+  uint32_t index = kNone;
+  const bool over = is_over(now_ns, index);
   // Somebody is absent, as this thread or another one found out.
   if (const uint64_t misses = attendance_->misses(); misses != known_misses_) {
-    for (uint32_t index = oldest_; index != kNone; index = banks_[index].later) {
-      if (!has_all_present(banks_[index])) continue;
-      reply = close_partial(index);
+    for (uint32_t open = oldest_; open != kNone; open = banks_[open].later) {
+      if (!has_all_present(banks_[open])) continue;
+      reply = close_partial(open);
       return true;
     }
     // What held up the workers that are left is over only now.
-    for (uint32_t index = oldest_; index != kNone; index = banks_[index].later)
-      banks_[index].opened_ns = now_ns;
+    for (uint32_t open = oldest_; open != kNone; open = banks_[open].later)
+      banks_[open].opened_ns = now_ns;
     known_misses_ = misses;
+    return false;
   }
-  if (next_expiry_ns() > now_ns) return false;
-  const uint32_t index = oldest_;
+  if (!over) return false;
   Bank& bank = banks_[index];
   const auto count = static_cast<uint32_t>(std::popcount(bank.contributors));
   if (options_.quorum == 0 || count < options_.quorum) {
@@ -283,11 +315,6 @@ bool Slots::expire(uint64_t now_ns, Reply& reply) {
   attendance_->miss(everyone_ & ~bank.contributors);
   reply = close_partial(index);
   return true;
-}
-
-uint64_t Slots::next_expiry_ns() const {
-  if (ended_ || oldest_ == kNone || options_.patience_ns == 0) return ~uint64_t{0};
-  return banks_[oldest_].opened_ns + options_.patience_ns;
 }
 
 uint64_t Slots::waited_for(uint64_t opened_ns) const {

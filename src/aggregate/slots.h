@@ -38,8 +38,9 @@ struct SlotsOptions {
   uint32_t first_slot = 0;                              ///< this object has the slots from here ...
   uint32_t slots = 1;                                   ///< ... this many
   uint32_t payload_bytes = ADDEND_FRAME_PAYLOAD_BYTES;  ///< longest contribution and longest result
-  uint32_t ops = 0;          ///< allowed operations: bit n is operation n
-  uint64_t patience_ns = 0;  ///< from the first contribution of a turn to its end; 0: forever
+  uint32_t ops = 0;  ///< allowed operations: bit n is operation n
+  uint64_t patience_ns =
+      0;                ///< from a turn's first contribution, if it is the first turn; 0: forever
   uint32_t quorum = 0;  ///< contributors that suffice when patience ends; 0: all, or the epoch ends
 };
 
@@ -92,6 +93,9 @@ class Slots {
   static Result<Slots> create(const SlotsOptions& options,
                               std::shared_ptr<Attendance> attendance = nullptr);
 
+  /// Where the slots of the whole job begin in their workers' streams; without this, at 0.
+  void begin_at(std::span<const uint32_t> positions);
+
   /// Makes table number `number` known. REQUIRES: number < ADDEND_MAX_JOB_TABLES. A table that
   /// turns may refer to is never changed.
   void set_table(uint32_t number, const Table& table);
@@ -101,11 +105,17 @@ class Slots {
   Outcome handle(const addend_frame_header& header, const uint8_t* payload, uint32_t bytes,
                  uint64_t now_ns);
 
-  /// Ends the turns whose patience is over, or that wait for absent workers only, one a call: true
-  /// if there is a reply to send (to everyone), false if nothing is due.
+  /// Ends the job's first open turn if its patience is over, and those that wait for absent workers
+  /// only, one a call: true if there is a reply to send (to everyone), false if nothing is due. To
+  /// be called often: other parts' patience waits for this one to say where it is.
   bool expire(uint64_t now_ns, Reply& reply);
-  /// When expire has something to do next, as far as patience goes; ~0 if nothing is waiting.
-  uint64_t next_expiry_ns() const;
+  /// How long after its opening a turn that still waits counts where the job's parts wait.
+  uint64_t long_wait_ns() const { return options_.patience_ns / 2; }
+  /// Whether there is one.
+  bool waits_long(uint64_t now_ns) const {
+    return options_.patience_ns > 0 && oldest_ != kNone &&
+           banks_[oldest_].opened_ns + long_wait_ns() <= now_ns;
+  }
 
   /// Workers, by bit, that turns wait for which were opened at `opened_ns` or before.
   uint64_t waited_for(uint64_t opened_ns) const;
@@ -143,6 +153,7 @@ class Slots {
     uint8_t op = 0;
     uint8_t flags = 0;  // table number, entry, and partial once closed so
     State state = State::kIdle;
+    uint32_t base = 0;  // position of turn 0 in the workers' streams
   };
 
   explicit Slots(const SlotsOptions& options) : options_(options) {}
@@ -154,6 +165,9 @@ class Slots {
   void add(uint32_t index, const addend_frame_header& header, const uint8_t* payload);
   void enlist(uint32_t index);
   void close(uint32_t index);
+  uint32_t first_open() const;
+  uint64_t place(uint32_t index) const;
+  bool is_over(uint64_t now_ns, uint32_t& index);
   bool has_all_present(const Bank& bank) const;
   Reply close_partial(uint32_t index);
   bool same_shape(const Bank& bank, const addend_frame_header& header) const;
@@ -172,6 +186,7 @@ class Slots {
   std::vector<Bank> banks_;
   uint32_t oldest_ = kNone, newest_ = kNone;
   std::shared_ptr<Attendance> attendance_;
+  uint32_t part_ = 0;          // its number there
   uint64_t known_misses_ = 0;  // when expire last looked for turns that wait for absent ones only
   std::array<Table, ADDEND_MAX_JOB_TABLES> tables_{};
   std::array<std::array<uint8_t, 16>, ADDEND_MAX_JOB_TABLES> narrow_tables_{};

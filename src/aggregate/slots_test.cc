@@ -38,11 +38,11 @@ class SlotsTest : public ::testing::Test {
     ASSERT_TRUE(slots);
     slots_ = std::make_unique<Slots>(*std::move(slots));
   }
-  Packet packet(uint32_t worker, uint32_t turn, uint8_t value) {
-    return contribution(options_, worker, 4, turn, Op::kSumI32, number(value));
+  Packet packet(uint32_t worker, uint32_t turn, uint8_t value, uint32_t slot = 4) {
+    return contribution(options_, worker, slot, turn, Op::kSumI32, number(value));
   }
-  Outcome send(uint32_t worker, uint32_t turn, uint8_t value) {
-    return deliver(*slots_, packet(worker, turn, value), now_);
+  Outcome send(uint32_t worker, uint32_t turn, uint8_t value, uint32_t slot = 4) {
+    return deliver(*slots_, packet(worker, turn, value, slot), now_);
   }
   uint8_t sum(const Outcome& outcome) { return outcome.reply.payload[0]; }
 
@@ -146,7 +146,6 @@ TEST_F(SlotsTest, PatienceEndsWithANoticeThatNamesTheMissingWorker) {
   (void)send(0, 0, 1);
   (void)send(2, 0, 1);
   Reply reply;
-  EXPECT_EQ(slots_->next_expiry_ns(), 1100u);
   EXPECT_FALSE(slots_->expire(1099, reply));
   ASSERT_TRUE(slots_->expire(1100, reply));
   EXPECT_EQ(reply.header.kind, ADDEND_FRAME_NOTICE);
@@ -155,6 +154,55 @@ TEST_F(SlotsTest, PatienceEndsWithANoticeThatNamesTheMissingWorker) {
   EXPECT_EQ(reply.header.contributors, 5u);
   EXPECT_TRUE(slots_->ended());
   EXPECT_FALSE(slots_->expire(~uint64_t{0} - 1, reply));
+}
+
+// Worker 1 went ahead with slot 5 and lost what it sent to slot 4; worker 2, whose window is
+// narrow, waits for slot 4 before it sends more.
+TEST_F(SlotsTest, PatienceEndsForTheFirstTurnOfTheStreamAndNotForTheOldest) {
+  SlotsOptions options = job_of(3);
+  options.patience_ns = 100;
+  start(options);
+  (void)send(1, 0, 1, 5);
+  (void)send(0, 0, 1, 5);
+  now_ = 30;
+  (void)send(0, 0, 1, 4);
+  (void)send(2, 0, 1, 4);
+  Reply reply;
+  EXPECT_FALSE(slots_->expire(129, reply));
+  ASSERT_TRUE(slots_->expire(130, reply));
+  EXPECT_EQ(reply.header.slot, 4);
+  EXPECT_EQ(reply.header.worker, 1);
+}
+
+TEST_F(SlotsTest, TheOrderOfTurnsIsThatOfTheWorkersStreams) {
+  SlotsOptions options = job_of(3);
+  options.patience_ns = 100;
+  start(options);
+  // An aggregator that began anew: slot 4 is two turns ahead of slot 5, across the last number.
+  slots_->begin_at(std::vector<uint32_t>{0, 0, 0, 0, 1, ~0u});
+  (void)send(1, 0, 1, 4);
+  (void)send(0, 0, 1, 5);
+  Reply reply;
+  ASSERT_TRUE(slots_->expire(100, reply));
+  EXPECT_EQ(reply.header.slot, 5);
+  EXPECT_EQ(reply.header.worker, 1);
+}
+
+TEST_F(SlotsTest, APartWaitsForAnotherThatHasAnEarlierTurn) {
+  SlotsOptions options = job_of(3), later = options;
+  options.patience_ns = later.patience_ns = 100;
+  later.first_slot = options.first_slot + options.slots;
+  const auto attendance = std::make_shared<Attendance>();
+  Slots here = *Slots::create(options, attendance), there = *Slots::create(later, attendance);
+  start(options);
+  (void)deliver(there, packet(1, 0, 1, later.first_slot), 0);
+  (void)deliver(here, packet(0, 0, 1, options.first_slot), 30);
+  Reply reply;
+  EXPECT_FALSE(here.expire(80, reply));  // says where it waits
+  EXPECT_FALSE(there.expire(100, reply));
+  ASSERT_TRUE(here.expire(130, reply));
+  EXPECT_EQ(reply.header.worker, 1);
+  EXPECT_FALSE(there.expire(1000, reply));  // somebody ends it: who is missing is known
 }
 
 TEST_F(SlotsTest, AQuorumFreezesTheTurnOnceAndForAll) {
@@ -214,7 +262,7 @@ TEST_F(QuorumTest, WithinAStepNothingOfAMissedWorkerIsFolded) {
   miss_worker_one();
   // It got the result first and is ahead of the others: it may not even open the turn.
   EXPECT_EQ(send(1, 1, 100).refusal, ADDEND_REFUSAL_LATE);
-  EXPECT_EQ(slots_->next_expiry_ns(), ~uint64_t{0});
+  EXPECT_FALSE(slots_->is_waiting(4));
   (void)send(0, 1, 2);
   const Outcome late = send(1, 1, 100);
   EXPECT_EQ(late.refusal, ADDEND_REFUSAL_LATE);

@@ -265,10 +265,15 @@ bool DataPlane::share(Part& part) {
 }
 
 void DataPlane::recall(Part& part, uint64_t now_ns) {
-  const uint64_t patience_ns = part.job->slots.patience_ns;
-  if (!share(part) || patience_ns == 0 || now_ns < part.driver_due_ns) return;
-  part.driver_due_ns = std::min(now_ns, part.driver->oldest_ns()) + patience_ns;
-  if (part.driver_due_ns <= now_ns) part.driver->fetch_all(part.slots);
+  const uint64_t long_wait_ns = part.slots.long_wait_ns();
+  if (!share(part) || long_wait_ns == 0) return;
+  // A turn in the driver may come before one that is waited for here.
+  bool waits_long = part.slots.waits_long(now_ns);
+  if (now_ns >= part.driver_due_ns) {
+    part.driver_due_ns = std::min(now_ns, part.driver->oldest_ns()) + long_wait_ns;
+    waits_long = waits_long || part.driver_due_ns <= now_ns;
+  }
+  if (waits_long) part.driver->fetch_all(part.slots);
 }
 
 void DataPlane::note_end(const aggregate::Reply& reply) { ended_.push_back(reply.header); }

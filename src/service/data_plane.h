@@ -96,7 +96,7 @@ class DataPlane {
     std::shared_ptr<const JobEpoch> job;
     aggregate::Slots slots;
     std::unique_ptr<dataplane::DriverPart> driver;
-    uint64_t driver_due_ns = 0;  // no turn in the driver is out of patience before
+    uint64_t driver_due_ns = 0;  // no turn in the driver has been waiting for long before
     uint64_t left = 0;  // workers that said goodbye, where the others cannot go on without them
     std::array<uint64_t, ADDEND_REFUSAL_COUNT> refused{};  // before the slots saw the frame
     std::array<uint64_t, ADDEND_MAX_JOB_WORKERS> allowed_from_ns{};

@@ -60,6 +60,13 @@ struct JobView {
   bool draining = false;
 };
 
+/// Where workers go on together: for each slot the turns that all of them have done. Nobody can be
+/// more than one turn ahead of the last, unless it was left behind or has lost its place.
+struct Resume {
+  uint32_t flags = 0;
+  std::vector<uint32_t> positions;
+};
+
 /// One thread at a time.
 class Registry {
  public:
@@ -155,8 +162,10 @@ class Registry {
   Error refuse_path(Job& job, uint32_t worker);
   Status start_epoch(Job& job);
   Result<std::shared_ptr<JobEpoch>> make_epoch(const Job& job, const auth::Secret& secret) const;
-  Result<std::vector<aggregate::Slots>> make_parts(const aggregate::SlotsOptions& job) const;
-  Status send_welcomes(Job& job, const JobEpoch& epoch, const auth::Secret& secret);
+  Result<std::vector<aggregate::Slots>> make_parts(const aggregate::SlotsOptions& job,
+                                                   std::span<const uint32_t> positions) const;
+  Status send_welcomes(Job& job, const JobEpoch& epoch, const auth::Secret& secret,
+                       const Resume& resume);
   void end_epoch(Job& job, addend_notice why, uint32_t worker);
   /// REQUIRES: the connection is one of the job's workers'.
   static uint32_t number_of(const Job& job, ConnectionId connection);

@@ -15,13 +15,6 @@ constexpr uint32_t kFloatOps =
     1u << ADDEND_OP_SUM_F32 | 1u << ADDEND_OP_SUM_BF16 | 1u << ADDEND_OP_SUM_F16;
 constexpr uint32_t kAllOps = (1u << ADDEND_OP_COUNT) - 1;
 
-// Where workers go on together: for each slot the turns that all of them have done. Nobody can be
-// more than one turn ahead of the last, unless it was left behind or has lost its place.
-struct Resume {
-  uint32_t flags = 0;
-  std::vector<uint32_t> positions;
-};
-
 template <typename Members>
 Resume resume_of(const Members& members, uint32_t slots) {
   const auto anew = [](const auto& member) { return member.positions.empty(); };
@@ -173,7 +166,7 @@ Result<std::shared_ptr<JobEpoch>> Registry::make_epoch(const Job& job,
 
 // Slot s belongs to thread s * threads / slots.
 Result<std::vector<aggregate::Slots>> Registry::make_parts(
-    const aggregate::SlotsOptions& job) const {
+    const aggregate::SlotsOptions& job, std::span<const uint32_t> positions) const {
   std::vector<aggregate::Slots> parts;
   const auto attendance = std::make_shared<aggregate::Attendance>();
   const uint32_t threads = std::min(threads_.threads(), job.slots);
@@ -183,6 +176,7 @@ Result<std::vector<aggregate::Slots>> Registry::make_parts(
     part.slots = ((t + 1) * job.slots + threads - 1) / threads - part.first_slot;
     auto slots = aggregate::Slots::create(part, attendance);
     if (!slots) return slots.error();
+    if (!positions.empty()) slots->begin_at(positions);
     parts.push_back(*std::move(slots));
   }
   return parts;
@@ -193,7 +187,8 @@ Status Registry::start_epoch(Job& job) {
   if (!secret) return secret.error();
   auto epoch = make_epoch(job, *secret);
   if (!epoch) return epoch.error();
-  auto parts = make_parts((*epoch)->slots);
+  const Resume resume = resume_of(job.members, job.options.slots);
+  auto parts = make_parts((*epoch)->slots, resume.positions);
   if (!parts) return parts.error();
   if (job.past_epoch != 0) {
     threads_.remove(job.past_epoch);
@@ -206,11 +201,11 @@ Status Registry::start_epoch(Job& job) {
   used_epochs_.insert(job.epoch);
   threads_.start(*epoch, *std::move(parts));
   log(LogLevel::kInfo, "epoch started", job, ADDEND_FRAME_EVERYONE);
-  return send_welcomes(job, **epoch, *secret);
+  return send_welcomes(job, **epoch, *secret, resume);
 }
 
-Status Registry::send_welcomes(Job& job, const JobEpoch& epoch, const auth::Secret& secret) {
-  const Resume resume = resume_of(job.members, job.options.slots);
+Status Registry::send_welcomes(Job& job, const JobEpoch& epoch, const auth::Secret& secret,
+                               const Resume& resume) {
   addend_control_welcome welcome{};
   welcome.epoch = epoch.slots.epoch;
   welcome.boot = boot_;

@@ -92,7 +92,7 @@ class NamespacesTest(NetworkTest):
             self.network.server_space,
             ADDEND,
             *shlex.split(
-                f"job create default --workers {WORLD} --patience 1 --aggregator 127.0.0.1:7700 "
+                f"job create default --workers {WORLD} --patience 5 --aggregator 127.0.0.1:7700 "
                 f"--identity lab --key {self.service.keys['lab']}"
             ),
         )

@@ -51,12 +51,12 @@ class ReferenceSlots {
 
   bool expire(uint64_t now_ns, Answer& answer) {
     if (ended_ || options_.patience_ns == 0) return false;
-    Turn* oldest = nullptr;
+    Turn* first = nullptr;  // in the order of the workers' streams
     Turn* ready = nullptr;
     for (auto& [slot, turns] : slots_) {
       if (turns.empty() || turns.back().closed) continue;
       Turn& turn = turns.back();
-      if (oldest == nullptr || turn.number < oldest->number) oldest = &turn;
+      if (first == nullptr || turn.first.header.turn < first->first.header.turn) first = &turn;
       if (!has_all_present(turn)) continue;
       if (ready == nullptr || turn.number < ready->number) ready = &turn;
     }
@@ -71,21 +71,21 @@ class ReferenceSlots {
       }
       missed_ = false;
     }
-    if (oldest == nullptr || oldest->opened_ns + options_.patience_ns > now_ns) return false;
-    if (options_.quorum == 0 || oldest->from.size() < options_.quorum) {
+    if (first == nullptr || first->opened_ns + options_.patience_ns > now_ns) return false;
+    if (options_.quorum == 0 || first->from.size() < options_.quorum) {
       ended_ = true;
       answer = {ADDEND_REFUSAL_NONE, aggregate::Audience::kEveryone, ADDEND_FRAME_NOTICE};
-      answer.contributors = contributors(*oldest);
+      answer.contributors = contributors(*first);
       return true;
     }
     missed_ = true;
     for (uint32_t w = 0; w < options_.world; ++w) {
-      if ((contributors(*oldest) >> w & 1) != 0) continue;
+      if ((contributors(*first) >> w & 1) != 0) continue;
       absent_.insert(w);
       heard_.erase(w);
     }
-    oldest->closed = oldest->partial = true;
-    answer = result(*oldest, aggregate::Audience::kEveryone);
+    first->closed = first->partial = true;
+    answer = result(*first, aggregate::Audience::kEveryone);
     return true;
   }
 

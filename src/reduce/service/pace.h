@@ -22,12 +22,16 @@ class Pace {
   uint64_t round_trip_ns() const { return smoothed_ns_; }
 
   /// Of a chunk that nothing else tells of; doubled for each time that nothing came back after it.
+  /// What waited for another worker may be measured as well: the path's least time bounds what that
+  /// can do, or a worker would be silent for longer than others are patient.
   uint64_t timeout_ns(uint32_t silences = 0) const {
-    const uint64_t base =
-        smoothed_ns_ == 0 ? kFirstTimeoutNs
-                          : std::max(smoothed_ns_ + std::max(smoothed_ns_ / 2, 4 * deviation_ns_),
-                                     kLeastTimeoutNs);
-    return std::max(base, std::min(base << std::min(silences, 16u), kMostTimeoutNs));
+    uint64_t base_ns = kFirstTimeoutNs;
+    if (smoothed_ns_ > 0) {
+      const uint64_t most_ns = std::max(kMostTimeoutNs, 2 * std::min(least_ns(), smoothed_ns_));
+      base_ns = std::clamp(smoothed_ns_ + std::max(smoothed_ns_ / 2, 4 * deviation_ns_),
+                           kLeastTimeoutNs, most_ns);
+    }
+    return std::max(base_ns, std::min(base_ns << std::min(silences, 16u), kMostTimeoutNs));
   }
   /// How much later than a chunk that was sent after it a chunk may still come back.
   uint64_t reorder_ns() const {

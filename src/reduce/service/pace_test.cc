@@ -49,6 +49,16 @@ TEST(Pace, NeverWaitsLessThanARoundTripTakes) {
   EXPECT_EQ(pace.timeout_ns(5), pace.timeout_ns(0));
 }
 
+// What waited for a stopped worker came back at its first try, too.
+TEST(Pace, OneLongWaitDoesNotMakeTheNextOneLong) {
+  Pace pace(512);
+  for (int i = 0; i < 100; ++i)
+    pace.measured(60'000'000, 0);
+  for (int i = 0; i < 10; ++i)
+    pace.measured(1'000'000'000, 0);
+  EXPECT_EQ(pace.timeout_ns(), 250'000'000u);
+}
+
 TEST(Pace, FollowsTheRoundTrip) {
   Pace pace(512);
   pace.expect(1'000'000);
