@@ -26,6 +26,13 @@ void fold_table(Op op, void* acc, const uint8_t* indices, const void* table,
 void fold_tables(Op op, void* acc, const uint8_t* const* indices, std::size_t sources,
                  const void* table, uint64_t lanes) noexcept;
 
+/// fold and fold_tables where the memory is a CUDA device's, enqueued on `stream`; `table` and the
+/// array of pointers are the host's. The same bytes, NaN payloads aside. kUnsupported where there
+/// is no device.
+Status fold_on_device(Op op, void* acc, const void* in, uint64_t lanes, void* stream);
+Status fold_tables_on_device(Op op, void* acc, const uint8_t* const* indices, std::size_t sources,
+                             const void* table, uint64_t lanes, void* stream);
+
 /// Folds plane `in` into plane `acc`; refuses planes of different operation or length, and table
 /// sums.
 Status fold(Plane& acc, const Plane& in);

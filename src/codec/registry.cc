@@ -7,7 +7,8 @@
 #include "addend/codec.h"
 #include "base/float_environment.h"
 #include "codec/cast/cast.h"
-#include "codec/dense/dense.h"
+#include "codec/dense/device_dense.h"
+#include "codec/exact/device_exact.h"
 #include "codec/exact/exact.h"
 #include "codec/exact/fixed.h"
 #include "codec/quant/device_quant.h"
@@ -26,9 +27,9 @@ struct Entry {
 };
 
 constexpr std::array<Entry, 4> kCodecs{{
-    {"dense", create_dense, dense_options, nullptr},
+    {"dense", create_dense, dense_options, create_dense_on_device},
     {"cast", cast::create_cast, cast::cast_options, nullptr},
-    {"exact", exact::create_exact, exact::exact_options, nullptr},
+    {"exact", exact::create_exact, exact::exact_options, exact::create_exact_on_device},
     {"quant", quant::create_quant, quant::quant_options, quant::create_quant_on_device},
 }};
 

@@ -14,9 +14,7 @@ class DenseCodec final : public SteppedCodec {
  public:
   explicit DenseCodec(const Layout& layout) : SteppedCodec(layout), step_(layout.first_step) {}
 
-  uint64_t fingerprint() const override {
-    return Fingerprint().add("dense").add(layout()).add(step_).value();
-  }
+  uint64_t fingerprint() const override { return dense_fingerprint(layout(), step_); }
   std::string_view next_mode() const override { return "dense"; }
   uint64_t memory_bytes() const override { return copy_.capacity(); }
 
@@ -50,6 +48,10 @@ class DenseCodec final : public SteppedCodec {
 };
 
 }  // namespace
+
+uint64_t dense_fingerprint(const Layout& layout, uint64_t step) {
+  return Fingerprint().add("dense").add(layout).add(step).value();
+}
 
 Result<void*> add_dense_plane(const Layout& layout, const DenseValues& values, Buffer& copy,
                               Round& round) {

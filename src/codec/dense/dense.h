@@ -11,6 +11,7 @@
 namespace addend {
 
 Result<std::unique_ptr<Codec>> create_dense(const CodecSpec& spec, const Layout& layout);
+uint64_t dense_fingerprint(const Layout& layout, uint64_t step);
 const std::vector<OptionHelp>& dense_options();
 
 /// The values of one step as they are, times the layout's scale: in a copy, because the caller's

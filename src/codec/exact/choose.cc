@@ -106,7 +106,7 @@ Cost estimate(Mode mode, const Layout& layout, const Options& options, const Obs
 
 namespace {
 
-struct Choice {
+struct Candidate {
   Mode mode;
   double seconds;
 };
@@ -122,12 +122,13 @@ bool filter_fits(const Layout& layout, const Options& options, const Observation
 }
 
 /// The best of the modes that look for zeros, or the last one if that is nearly as good.
-Choice cheapest_sparse(const Layout& layout, const Options& options, const Observation& seen) {
-  Choice best{Mode::kPacked, seconds_of(Mode::kPacked, layout, options, seen)}, last = best;
+Candidate cheapest_sparse(const Layout& layout, const Options& options, const Observation& seen) {
+  Candidate best{Mode::kPacked, seconds_of(Mode::kPacked, layout, options, seen)}, last = best;
+  if (options.choice == Choice::kDevice) return best;
   for (const Mode mode : std::array{Mode::kTwoLevel, Mode::kSketch, Mode::kBloom}) {
     if (mode == Mode::kTwoLevel && seen.live_blocks == Observation::kUnknown) continue;
     if (mode == Mode::kBloom && !filter_fits(layout, options, seen)) continue;
-    const Choice tried{mode, seconds_of(mode, layout, options, seen)};
+    const Candidate tried{mode, seconds_of(mode, layout, options, seen)};
     if (tried.seconds < best.seconds) best = tried;
     if (mode == seen.mode) last = tried;
   }
@@ -142,7 +143,7 @@ Mode choose(const Layout& layout, const Options& options, const Observation& see
     return Mode::kPacked;
   if (options.mode == Mode::kBloom && !filter_fits(layout, options, seen)) return Mode::kPacked;
   if (options.mode != Mode::kAuto) return options.mode;
-  const Choice sparse = cheapest_sparse(layout, options, seen);
+  const Candidate sparse = cheapest_sparse(layout, options, seen);
   // Float sums of a dense round depend on the order of addition, which reproducible values exclude.
   if (options.values == Values::kReproducible) return sparse.mode;
   const double enough = kLeaveDense * seconds_of(Mode::kDense, layout, options, seen);

@@ -71,7 +71,7 @@ void survey_blocks(const Layout& layout, const Options& options, const uint64_t*
 
 /// Whether a step should also count blocks, to learn whether two levels would pay.
 constexpr bool surveys_blocks(const Options& options, const Observation& seen) {
-  return options.mode == Mode::kAuto &&
+  return options.mode == Mode::kAuto && options.choice == Choice::kAll &&
          (seen.live_blocks == Observation::kUnknown || seen.steps % 16 == 0);
 }
 

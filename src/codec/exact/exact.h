@@ -7,12 +7,8 @@
 
 #include "addend/codec.h"
 #include "base/buffer.h"
-#include "codec/exact/choose.h"
-#include "codec/exact/options.h"
+#include "codec/exact/plan.h"
 #include "codec/exact/reproducible.h"
-#include "codec/exact/seen_unions.h"
-#include "codec/exact/sketch.h"
-#include "codec/exact/sketch_values.h"
 #include "codec/index/union_index.h"
 #include "codec/step.h"
 
@@ -20,15 +16,12 @@ namespace addend::exact {
 
 Result<std::unique_ptr<Codec>> create_exact(const CodecSpec& spec, const Layout& layout);
 
-/// Makes the max lane of the largest exponent positive; 0 means that there is none.
-inline constexpr int kTopBias = 256;
-
 class ExactCodec final : public SteppedCodec {
  public:
   ExactCodec(const Layout& layout, const Options& options);
 
-  uint64_t fingerprint() const override;
-  std::string_view next_mode() const override { return mode_name(mode_); }
+  uint64_t fingerprint() const override { return plan_.fingerprint(); }
+  std::string_view next_mode() const override { return mode_name(mode()); }
   uint64_t memory_bytes() const override;
 
  private:
@@ -50,15 +43,15 @@ class ExactCodec final : public SteppedCodec {
   Status do_finish(void* gradient) override;
   void do_skip_step() override;
 
-  bool reproducible() const { return options_.values == Values::kReproducible; }
+  Mode mode() const { return plan_.mode(); }
+  bool reproducible() const { return plan_.options().values == Values::kReproducible; }
   // The gradient is scanned for live blocks, not for non-zeros. Reproducible values need those for
   // their ranges.
-  bool by_blocks() const { return mode_ == Mode::kTwoLevel && !reproducible(); }
+  bool by_blocks() const { return mode() == Mode::kTwoLevel && !reproducible(); }
   uint64_t words() const { return words_for(layout().count); }
   uint32_t width() const { return dtype_bytes(layout().dtype); }
   uint64_t* bitmap() { return index_.bitmap(); }
 
-  void make_plan();
   Status scan_gradient();
   Status measure();
   NonZeros nonzeros() const;
@@ -89,22 +82,13 @@ class ExactCodec final : public SteppedCodec {
 
   void count_sums();
   void observe(const void* sum);
-  void learn();
   void survey_blocks();
   Status assemble_sketch();
   void assemble_mixed();
   struct Quantum;
   Quantum quantum_at(uint64_t position) const;
 
-  const Options options_;
-  Observation seen_;
-  SeenUnions unions_;
-
-  // The plan of the step, made in make_plan from options_, seen_ and the layout alone.
-  Mode mode_ = Mode::kPacked;
-  SketchShape shape_;
-  index::BloomShape filter_;
-  Window window_;
+  Plan plan_;
 
   // The step.
   const void* gradient_ = nullptr;

@@ -22,7 +22,7 @@ Status ExactCodec::local_quanta() {
     ADDEND_TRY(escape_.reserve(bytes));
     ADDEND_TRY(local_escape_.reserve(bytes));
     const int top =
-        window_quanta(layout().dtype, window_, nonzeros(), quanta, escape_.as<uint64_t>());
+        window_quanta(layout().dtype, plan_.window(), nonzeros(), quanta, escape_.as<uint64_t>());
     top_lane_ = top == Observation::kNoTop ? 0 : static_cast<uint32_t>(top + kTopBias);
     std::memcpy(local_escape_.as<void>(), escape_.as<void>(), bytes);
     return {};
@@ -46,26 +46,26 @@ Status ExactCodec::local_quanta() {
 
 Status ExactCodec::open_sketch(Round& round) {
   ADDEND_TRY(keys_.reserve(words() * 8));
-  ADDEND_TRY(cells_.reserve(shape_.lanes_total() * 8));
-  std::memset(cells_.as<void>(), 0, shape_.lanes_total() * 8);
+  ADDEND_TRY(cells_.reserve(plan_.shape().lanes_total() * 8));
+  std::memset(cells_.as<void>(), 0, plan_.shape().lanes_total() * 8);
   KeySet keys{index_.local(), words(), index_.nonzeros()};
   if (reproducible()) {
     ADDEND_TRY(reproducible_.set_ranges(ranges_.as<uint32_t>(), layout().count, layout().world,
-                                        options_.tolerance));
+                                        plan_.options().tolerance));
   }
   ADDEND_TRY(local_quanta());
   if (reproducible()) {
     keys.bitmap = keys_.as<uint64_t>();
     keys.count = popcount({keys.bitmap, keys.words});
   }
-  ADDEND_TRY(sketch_.insert(shape_, keys, quanta_.as<int64_t>(), cells_.as<uint64_t>()));
+  ADDEND_TRY(sketch_.insert(plan_.shape(), keys, quanta_.as<int64_t>(), cells_.as<uint64_t>()));
   ADDEND_TRY(index_.open_bitmap(round));
-  round.add({Op::kSumI64, shape_.lanes_total(), cells_.as<void>(), nullptr, nullptr});
+  round.add({Op::kSumI64, plan_.shape().lanes_total(), cells_.as<void>(), nullptr, nullptr});
   if (!reproducible()) {
     round.add({Op::kOrU64, words_for(words()), escape_.as<void>(), nullptr, nullptr});
     round.add({Op::kMaxU32, 1, &top_lane_, nullptr, nullptr});
   }
-  draft().cells = shape_.cells();
+  draft().cells = plan_.shape().cells();
   waiting_ = Waiting::kSketch;
   return {};
 }
@@ -75,7 +75,7 @@ Result<bool> ExactCodec::close_sketch(Round& round) {
   ADDEND_TRY(accept_union());
   if (union_ == 0) {
     waiting_ = Waiting::kLast;
-    ADDEND_TRY(Sketch::check_zero(shape_, cells_.as<uint64_t>()));
+    ADDEND_TRY(Sketch::check_zero(plan_.shape(), cells_.as<uint64_t>()));
     return false;
   }
   KeySet set{bitmap(), words(), union_};
@@ -86,11 +86,11 @@ Result<bool> ExactCodec::close_sketch(Round& round) {
       keys[w] = bitmap()[w] & ~fix_up_.as<uint64_t>()[w];
     set = {keys, words(), union_ - fix_up_count_};
   }
-  if (!shape_.can_hold(set.count)) {
+  if (!plan_.shape().can_hold(set.count)) {
     draft().fallback = "packed";
     return open_values(round);
   }
-  ADDEND_TRY(sketch_.peel(shape_, set, cells_.as<uint64_t>()));
+  ADDEND_TRY(sketch_.peel(plan_.shape(), set, cells_.as<uint64_t>()));
   peeled_ = true;
   draft().stuck_keys = sketch_.stuck().count;
   draft().escaped_values = fix_up_count_;
@@ -133,7 +133,7 @@ void ExactCodec::stuck_quanta(uint64_t* lanes) const {
       int64_t quanta = 0;
       if (reproducible()) {
         quanta = to_quanta(value, reproducible_.format(position / kRangeBlock).to_quanta);
-      } else if (!escaped && !window_.quanta(value, &quanta)) {
+      } else if (!escaped && !plan_.window().quanta(value, &quanta)) {
         quanta = 0;
       }
       *lanes++ = static_cast<uint64_t>(quanta);
@@ -177,7 +177,8 @@ struct ExactCodec::Quantum {
 };
 
 ExactCodec::Quantum ExactCodec::quantum_at(uint64_t position) const {
-  if (!reproducible()) return {window_.quantum(), std::ldexp(1.0f, window_.quantum())};
+  if (!reproducible())
+    return {plan_.window().quantum(), std::ldexp(1.0f, plan_.window().quantum())};
   const BlockFormat& format = reproducible_.format(position / kRangeBlock);
   return {format.fixed.quantum, format.from_quanta};
 }
@@ -197,7 +198,7 @@ Status ExactCodec::assemble_sketch() {
   } else {
     assemble_mixed();
   }
-  return sketch_.settle(shape_, quanta_.as<int64_t>(), cells_.as<uint64_t>());
+  return sketch_.settle(plan_.shape(), quanta_.as<int64_t>(), cells_.as<uint64_t>());
 }
 
 void ExactCodec::assemble_mixed() {

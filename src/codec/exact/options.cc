@@ -26,6 +26,8 @@ const std::vector<OptionHelp>& exact_options() {
       {"density", "NUMBER", "expected union density, if known before the first step"},
       {"lanes", "NUMBER", "sketch: elements hashed together, a power of two (1)"},
       {"probe", "NUMBER", "auto: most dense steps in a row before the union is looked at (128)"},
+      {"choice", "all|device",
+       "auto: modes to choose from; device: packed and dense, where some workers are on devices"},
   };
   return options;
 }
@@ -47,6 +49,8 @@ Result<Options> read_options(const CodecSpec& spec) {
   ADDEND_TRY(lanes);
   const auto probe = read_integer(spec, "probe", Options{}.probe, 0, uint64_t{1} << 32);
   ADDEND_TRY(probe);
+  const auto choice = read_choice(spec, help[7], 0);
+  ADDEND_TRY(choice);
   if (!std::has_single_bit(*lanes)) {
     return make_error(Errc::kInvalidArgument, "codec 'exact': lanes must be a power of two");
   }
@@ -62,6 +66,7 @@ Result<Options> read_options(const CodecSpec& spec) {
   options.density = *density;
   options.lanes = static_cast<uint32_t>(*lanes);
   options.probe = *probe;
+  options.choice = static_cast<Choice>(*choice);
   return options;
 }
 

@@ -14,6 +14,9 @@ namespace addend::exact {
 enum class Mode : uint8_t { kAuto, kPacked, kTwoLevel, kSketch, kDense, kBloom };
 enum class Values : uint8_t { kFloat, kReproducible };
 
+/// What auto may choose from.
+enum class Choice : uint8_t { kAll, kDevice };
+
 constexpr std::string_view mode_name(Mode mode) {
   constexpr std::string_view kNames[] = {"auto", "packed", "two-level", "sketch", "dense", "bloom"};
   return kNames[static_cast<uint8_t>(mode)];
@@ -30,6 +33,7 @@ struct Options {
   uint64_t block = 0;    ///< elements of a block of the two-level index; 0: not given
   double density = -1;   ///< expected union density; negative: learn it from the first step
   uint32_t lanes = 1;    ///< sketch: elements hashed together
+  Choice choice = Choice::kAll;
   uint64_t probe = 128;  ///< auto: most dense steps in a row before the union is looked at
 };
 

@@ -9,10 +9,6 @@
 namespace addend::index {
 namespace {
 
-// Non-zeros are kept during the scan while they are at most a quarter of the gradient; beyond, they
-// are read from it again.
-constexpr uint64_t kKeptShare = 4;
-
 // Two levels go by live blocks while the union is less than an eighth of the gradient. Beyond, one
 // bitmap and the kernels that stream over all of it are faster than many short copies.
 constexpr uint64_t kLiveShare = 8;

@@ -16,6 +16,10 @@
 
 namespace addend::index {
 
+/// Non-zeros are kept during the scan while they are at most a quarter of the gradient; beyond,
+/// they are read from it again.
+inline constexpr uint64_t kKeptShare = 4;
+
 /// The index of one gradient after the other. Calls of a step come in this order:
 ///
 ///   start

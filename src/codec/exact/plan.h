@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the next step of an exact codec does, and what it learns from the sums of the last one. Host
+// and device codecs share it: workers of both kinds that see the same sums make the same plans.
+#pragma once
+
+#include "addend/codec.h"
+#include "codec/exact/choose.h"
+#include "codec/exact/options.h"
+#include "codec/exact/seen_unions.h"
+#include "codec/exact/sketch.h"
+#include "codec/exact/sketch_values.h"
+
+namespace addend::exact {
+
+/// Makes the max lane of the largest exponent positive; 0 means that there is none.
+inline constexpr int kTopBias = 256;
+
+/// From this union density on, gathering values costs more than the few zeros (0.1 %) it would
+/// save.
+constexpr bool nearly_dense(uint64_t nonzeros, uint64_t count) {
+  return nonzeros >= count - count / 1024;
+}
+
+class Plan {
+ public:
+  /// `layout` must outlive it.
+  Plan(const Layout& layout, const Options& options);
+
+  const Options& options() const { return options_; }
+  const Observation& seen() const { return seen_; }
+  Mode mode() const { return mode_; }
+  const SketchShape& shape() const { return shape_; }
+  const index::BloomShape& filter() const { return filter_; }
+  const Window& window() const { return window_; }
+  uint64_t fingerprint() const;
+
+  /// A dense step was done, here or elsewhere.
+  void count_dense_step();
+
+  /// After any other step, in this order: count_step; learn, and survey where it is wanted, or
+  /// neither if the sums are not to be learned from; decide.
+
+  /// Whether the sums would change the plan so much that they should be finite: training skips a
+  /// step that is not, and such gradients are often dense. A look that it spoils is repeated.
+  bool count_step(uint64_t union_size);
+  /// `top`: the largest addend's exponent where the step was a sketch, plus kTopBias; 0 if none.
+  void learn(uint64_t union_size, uint32_t top);
+  bool wants_survey() const { return surveys_blocks(options_, seen_); }
+  /// What the two-level form of this union would cost; null: the union is empty.
+  void survey(const uint64_t* bitmap);
+  void decide();
+  void decide_without_learning() { make(); }
+
+ private:
+  void make();
+
+  const Layout& layout_;
+  const Options options_;
+  Observation seen_;
+  SeenUnions unions_;
+  bool looked_ = false;  // the step ended a run of dense ones
+
+  // Functions of the above alone.
+  Mode mode_ = Mode::kPacked;
+  SketchShape shape_;
+  index::BloomShape filter_;
+  Window window_;
+};
+
+}  // namespace addend::exact

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+// Three streams of memory and hardly any arithmetic: 16 bytes a thread where both sides are aligned
+// to them, lanes otherwise.
+#include <cstring>
+
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include "base/bits.h"
+#include "cuda/launch.cuh"
+#include "cuda/part.cuh"
+#include "fold/fold_kernels.h"
+#include "wire/half.h"
+
+namespace addend {
+namespace {
+
+constexpr int kThreads = 256;
+
+// Each adds 4 bytes of lanes; `Lane` is what a lane is when one is added alone.
+struct SumF32 {
+  using Lane = uint32_t;
+  __device__ static uint32_t add(uint32_t a, uint32_t b) {
+    return __float_as_uint(__fadd_rn(__uint_as_float(a), __uint_as_float(b)));
+  }
+};
+struct SumBf16 {
+  using Lane = uint16_t;
+  __device__ static uint16_t lane(uint16_t a, uint16_t b) {
+    return addend_bf16_from_f32(__fadd_rn(addend_f32_from_bf16(a), addend_f32_from_bf16(b)));
+  }
+  __device__ static uint32_t add(uint32_t a, uint32_t b) {
+    return lane(static_cast<uint16_t>(a), static_cast<uint16_t>(b)) |
+           uint32_t{lane(static_cast<uint16_t>(a >> 16), static_cast<uint16_t>(b >> 16))} << 16;
+  }
+};
+struct SumF16 {
+  using Lane = uint16_t;
+  __device__ static uint16_t lane(uint16_t a, uint16_t b) {
+    return __half_as_ushort(__float2half_rn(
+        __fadd_rn(__half2float(__ushort_as_half(a)), __half2float(__ushort_as_half(b)))));
+  }
+  __device__ static uint32_t add(uint32_t a, uint32_t b) {
+    return lane(static_cast<uint16_t>(a), static_cast<uint16_t>(b)) |
+           uint32_t{lane(static_cast<uint16_t>(a >> 16), static_cast<uint16_t>(b >> 16))} << 16;
+  }
+};
+struct SumI32 {
+  using Lane = uint32_t;
+  __device__ static uint32_t add(uint32_t a, uint32_t b) { return a + b; }
+};
+struct SumU8 {
+  using Lane = uint8_t;
+  __device__ static uint32_t add(uint32_t a, uint32_t b) { return __vadd4(a, b); }
+};
+struct SumU16 {
+  using Lane = uint16_t;
+  __device__ static uint32_t add(uint32_t a, uint32_t b) { return __vadd2(a, b); }
+};
+struct Or {
+  using Lane = uint32_t;
+  __device__ static uint32_t add(uint32_t a, uint32_t b) { return a | b; }
+};
+struct MaxU32 {
+  using Lane = uint32_t;
+  __device__ static uint32_t add(uint32_t a, uint32_t b) { return a > b ? a : b; }
+};
+
+template <typename Fold>
+__global__ void __launch_bounds__(kThreads)
+    fold_vectors(uint4* acc, const uint4* in, uint64_t vectors) {
+  for (uint64_t i = uint64_t{blockIdx.x} * kThreads + threadIdx.x; i < vectors;
+       i += uint64_t{gridDim.x} * kThreads) {
+    const uint4 a = acc[i], b = __ldcs(in + i);
+    acc[i] = {Fold::add(a.x, b.x), Fold::add(a.y, b.y), Fold::add(a.z, b.z), Fold::add(a.w, b.w)};
+  }
+}
+
+template <typename Fold>
+__global__ void __launch_bounds__(kThreads)
+    fold_lanes(typename Fold::Lane* acc, const typename Fold::Lane* in, uint64_t lanes) {
+  using Lane = typename Fold::Lane;
+  for (uint64_t i = uint64_t{blockIdx.x} * kThreads + threadIdx.x; i < lanes;
+       i += uint64_t{gridDim.x} * kThreads)
+    acc[i] = static_cast<Lane>(Fold::add(acc[i], in[i]));
+}
+
+// 64-bit sums carry, so they have a kernel of their own.
+__global__ void __launch_bounds__(kThreads)
+    sum_i64(uint64_t* acc, const uint64_t* in, uint64_t lanes) {
+  for (uint64_t i = uint64_t{blockIdx.x} * kThreads + threadIdx.x; i < lanes;
+       i += uint64_t{gridDim.x} * kThreads)
+    acc[i] += __ldcs(in + i);
+}
+
+bool aligned(const void* memory) { return reinterpret_cast<uintptr_t>(memory) % 16 == 0; }
+
+template <typename Kernel, typename... Arguments>
+int launch(Kernel kernel, uint64_t threads, void* stream, Arguments... arguments) {
+  if (threads == 0) return 0;
+  uint32_t ctas = 0;
+  if (const int code = cuda::fill_device(kernel, kThreads, ceil_div(threads, kThreads), &ctas))
+    return code;
+  kernel<<<ctas, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(arguments...);
+  return cuda::launched();
+}
+
+template <typename Fold>
+int fold_as(void* acc, const void* in, uint64_t bytes, void* stream) {
+  using Lane = typename Fold::Lane;
+  uint64_t done = 0;
+  if (aligned(acc) && aligned(in)) {
+    done = bytes / 16 * 16;
+    if (const int code = launch(fold_vectors<Fold>, done / 16, stream, static_cast<uint4*>(acc),
+                                static_cast<const uint4*>(in), done / 16))
+      return code;
+  }
+  return launch(fold_lanes<Fold>, (bytes - done) / sizeof(Lane), stream,
+                reinterpret_cast<Lane*>(static_cast<uint8_t*>(acc) + done),
+                reinterpret_cast<const Lane*>(static_cast<const uint8_t*>(in) + done),
+                (bytes - done) / sizeof(Lane));
+}
+
+int fold(Op op, void* acc, const void* in, uint64_t lanes, void* stream) {
+  const uint64_t bytes = op_bytes(op, lanes);
+  switch (op) {
+    case Op::kSumF32:
+      return fold_as<SumF32>(acc, in, bytes, stream);
+    case Op::kSumBf16:
+      return fold_as<SumBf16>(acc, in, bytes, stream);
+    case Op::kSumF16:
+      return fold_as<SumF16>(acc, in, bytes, stream);
+    case Op::kSumI32:
+      return fold_as<SumI32>(acc, in, bytes, stream);
+    case Op::kSumI64:
+      return launch(sum_i64, lanes, stream, static_cast<uint64_t*>(acc),
+                    static_cast<const uint64_t*>(in), lanes);
+    case Op::kSumU8:
+      return fold_as<SumU8>(acc, in, bytes, stream);
+    case Op::kSumU16:
+      return fold_as<SumU16>(acc, in, bytes, stream);
+    case Op::kOrU64:
+      return fold_as<Or>(acc, in, bytes, stream);
+    case Op::kMaxU32:
+      return fold_as<MaxU32>(acc, in, bytes, stream);
+    case Op::kTableSumU8:
+    case Op::kTableSumU16:
+      break;
+  }
+  return cudaErrorInvalidValue;
+}
+
+// ---- table sums
+
+struct Tables {
+  const uint8_t* indices[FoldKernels::kMaxSources];
+  uint32_t sources;
+  uint32_t u8[4];    // 16 entries
+  uint16_t u16[16];  // likewise
+};
+
+/// The entries of four nibbles: bytes are picked from two registers by three bits of each, and from
+/// the other two, where the fourth is set.
+__device__ inline uint32_t look_up(const Tables& t, uint32_t nibbles) {
+  const uint32_t low = __byte_perm(t.u8[0], t.u8[1], nibbles & 0x7777u);
+  const uint32_t high = __byte_perm(t.u8[2], t.u8[3], nibbles & 0x7777u);
+  const uint32_t mask = __byte_perm(0xFF00u, 0, nibbles >> 3 & 0x1111u);
+  return (low & ~mask) | (high & mask);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    table_vectors_u8(Tables t, uint4* acc, uint64_t vectors) {
+  for (uint64_t i = uint64_t{blockIdx.x} * kThreads + threadIdx.x; i < vectors;
+       i += uint64_t{gridDim.x} * kThreads) {
+    uint4 sum = acc[i];
+#pragma unroll 4
+    for (uint32_t s = 0; s < t.sources; ++s) {
+      const uint2 in = __ldcs(reinterpret_cast<const uint2*>(t.indices[s]) + i);
+      sum.x = __vadd4(sum.x, look_up(t, in.x & 0xFFFFu));
+      sum.y = __vadd4(sum.y, look_up(t, in.x >> 16));
+      sum.z = __vadd4(sum.z, look_up(t, in.y & 0xFFFFu));
+      sum.w = __vadd4(sum.w, look_up(t, in.y >> 16));
+    }
+    acc[i] = sum;
+  }
+}
+
+template <typename Lane>
+__global__ void __launch_bounds__(kThreads)
+    table_lanes(Tables t, Lane* acc, uint64_t first, uint64_t lanes) {
+  __shared__ Lane entries[16];
+  if (threadIdx.x < 16) {
+    if constexpr (sizeof(Lane) == 1)
+      entries[threadIdx.x] = static_cast<Lane>(t.u8[threadIdx.x / 4] >> threadIdx.x % 4 * 8);
+    else
+      entries[threadIdx.x] = t.u16[threadIdx.x];
+  }
+  __syncthreads();
+  for (uint64_t i = first + uint64_t{blockIdx.x} * kThreads + threadIdx.x; i < lanes;
+       i += uint64_t{gridDim.x} * kThreads) {
+    Lane sum = acc[i];
+    for (uint32_t s = 0; s < t.sources; ++s)
+      sum = static_cast<Lane>(sum + entries[t.indices[s][i / 2] >> i % 2 * 4 & 15]);
+    acc[i] = sum;
+  }
+}
+
+int fold_tables(Op op, void* acc, const uint8_t* const* indices, uint32_t sources,
+                const void* table, uint64_t lanes, void* stream) {
+  if (sources > FoldKernels::kMaxSources || !is_table_sum(op)) return cudaErrorInvalidValue;
+  Tables t{};
+  t.sources = sources;
+  bool vectors = op == Op::kTableSumU8 && aligned(acc);
+  for (uint32_t s = 0; s < sources; ++s) {
+    t.indices[s] = indices[s];
+    vectors = vectors && reinterpret_cast<uintptr_t>(indices[s]) % 8 == 0;
+  }
+  if (op == Op::kTableSumU16) {
+    std::memcpy(t.u16, table, sizeof(t.u16));
+    return launch(table_lanes<uint16_t>, lanes, stream, t, static_cast<uint16_t*>(acc), uint64_t{0},
+                  lanes);
+  }
+  std::memcpy(t.u8, table, sizeof(t.u8));
+  const uint64_t done = vectors ? lanes / 16 * 16 : 0;
+  if (const int code =
+          launch(table_vectors_u8, done / 16, stream, t, static_cast<uint4*>(acc), done / 16))
+    return code;
+  return launch(table_lanes<uint8_t>, lanes - done, stream, t, static_cast<uint8_t*>(acc), done,
+                lanes);
+}
+
+constexpr FoldKernels kKernels{fold, fold_tables};
+
+}  // namespace
+
+ADDEND_CUDA_PART(FoldKernels, kKernels);
+
+}  // namespace addend

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// exact and dense on a device: the CPU's planes, sums, plans and reports, byte for byte.
+#include <iostream>
+
+#include "tests/cuda/side_by_side.h"
+
+namespace addend {
+namespace {
+
+using namespace testing_support;  // NOLINT: a test
+
+constexpr uint64_t kSeed = 20261116;
+
+class CudaExact : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!device_.missing().empty()) GTEST_SKIP() << device_.missing();
+  }
+
+  // Steps with these densities, one after the other.
+  void run(const SideBySide& how, const std::vector<double>& densities, bool odd) {
+    std::mt19937_64 random(kSeed + how.layout.count);
+    SCOPED_TRACE(how.spec + " of " + std::to_string(how.layout.count) + " " +
+                 dtype_name(how.layout.dtype) + ", " + std::to_string(how.layout.world) +
+                 " workers, misaligned by " + std::to_string(how.misaligned) + ", seed " +
+                 std::to_string(kSeed));
+    std::vector<std::unique_ptr<Twins>> workers;
+    for (uint32_t w = 0; w < how.layout.world; ++w)
+      workers.push_back(std::make_unique<Twins>(device_, how, w));
+    for (const double density : densities) {
+      std::vector<Bytes> inputs;
+      for (uint32_t w = 0; w < how.layout.world; ++w)
+        inputs.push_back(random_gradient(how.layout, density, odd, random));
+      step(workers, inputs);
+      if (HasFatalFailure()) return;
+    }
+  }
+
+  TestDevice device_;
+};
+
+SideBySide of(const std::string& spec, DType dtype, uint64_t count, uint32_t world) {
+  SideBySide how;
+  how.spec = spec;
+  how.layout.dtype = dtype;
+  how.layout.count = count;
+  how.layout.world = world;
+  return how;
+}
+
+constexpr DType kTypes[] = {DType::kF32, DType::kBf16, DType::kF16};
+
+TEST_F(CudaExact, PackedHasTheBytesOfTheCpuAtEveryLength) {
+  for (const DType dtype : kTypes) {
+    for (const uint64_t count :
+         {0,    1,    2,    31,   32,   33,   63,   64,     65,     127,    1000,  1023,
+          1024, 1025, 2047, 2048, 2049, 4095, 4097, 131071, 131072, 131073, 300007})
+      run(of("exact:mode=packed", dtype, static_cast<uint64_t>(count), 2), {0.05, 0.3}, false);
+  }
+}
+
+TEST_F(CudaExact, PackedHasTheBytesOfTheCpuAtEveryDensity) {
+  for (const DType dtype : kTypes) {
+    for (const double density : {0.0, 0.0001, 0.01, 0.2, 0.25, 0.26, 0.5, 0.999, 1.0})
+      run(of("exact:mode=packed", dtype, 50021, 3), {density}, false);
+  }
+}
+
+TEST_F(CudaExact, OddValuesTravelAsOnTheCpu) {
+  for (const DType dtype : kTypes) {
+    for (const double scale : {1.0, 1.0 / 3, 1e-20}) {
+      for (const double density : {0.0, 0.05, 0.6}) {
+        SideBySide how = of("exact:mode=packed", dtype, 20011, 1);
+        how.layout.scale = scale;
+        run(how, {density}, true);
+        how.elsewhere = true;
+        run(how, {density}, true);
+      }
+    }
+  }
+}
+
+TEST_F(CudaExact, MisalignedGradientsInPlaceAndElsewhere) {
+  for (const DType dtype : kTypes) {
+    for (const uint64_t misaligned : {1, 2, 3, 5}) {
+      for (const int where : {0, 1, 2}) {
+        SideBySide how = of("exact:mode=packed", dtype, 10007, 2);
+        how.misaligned = misaligned;
+        how.in_place = where == 1;
+        how.elsewhere = where == 2;
+        run(how, {0.05, 0.9, 1.0}, false);
+      }
+    }
+  }
+}
+
+TEST_F(CudaExact, PlansFollowTheSumsAsOnTheCpu) {
+  const std::vector<double> densities = {0.02, 0.02, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.01,
+                                         0.01, 0.01, 0.5, 0.0, 0.0, 1.0, 1.0, 0.1, 0.1, 0.1};
+  for (const DType dtype : kTypes) {
+    run(of("exact:choice=device", dtype, 70001, 2), densities, false);
+    run(of("exact:choice=device", dtype, 3001, 2), densities, true);
+    run(of("exact:choice=device,density=0.7,probe=3", dtype, 3001, 2), densities, false);
+  }
+}
+
+TEST_F(CudaExact, DenseHasTheBytesOfTheCpu) {
+  for (const DType dtype : kTypes) {
+    for (const double scale : {1.0, 0.25, 1.0 / 3}) {
+      for (const bool in_place : {false, true}) {
+        SideBySide how = of("dense", dtype, 9001, 1);
+        how.layout.scale = scale;
+        how.in_place = in_place;
+        how.misaligned = 1;
+        run(how, {0.5, 1.0}, true);
+      }
+    }
+  }
+}
+
+TEST_F(CudaExact, LargeUnionsOfEightWorkers) {
+  run(of("exact:mode=packed", DType::kF32, (1 << 22) + 17, 8), {0.05}, false);
+}
+
+TEST_F(CudaExact, ALostIndexBitIsUndecodable) {
+  Layout layout;
+  layout.count = 5000;
+  layout.execution = {Execution::Device::kCuda, device_.stream()};
+  auto codec = create_codec(*CodecSpec::parse("exact:mode=packed"), layout);
+  ASSERT_TRUE(codec) << codec.error().message;
+  cuda::DeviceBuffer gradient(device_.runtime());
+  ASSERT_TRUE(gradient.reserve(5000 * 4));
+  device_.write(gradient.as<void>(), Bytes(5000 * 4, 0x3F));
+  ASSERT_TRUE((*codec)->begin(gradient.as<void>()));
+  Round round;
+  ASSERT_TRUE(*(*codec)->next_round(round));
+  device_.write(round.planes[0].data, Bytes(op_bytes(Op::kOrU64, round.planes[0].lanes), 0x7F));
+  const auto more = (*codec)->next_round(round);
+  ASSERT_FALSE(more);
+  EXPECT_EQ(more.error().code, Errc::kUndecodable);
+  EXPECT_EQ(device_.read(gradient.as<void>(), 5000 * 4), Bytes(5000 * 4, 0x3F));
+}
+
+TEST_F(CudaExact, TwoStreamsAtOnceDoNotDisturbEachOther) {
+  TestDevice other;
+  std::mt19937_64 random(kSeed);
+  const SideBySide how = of("exact:mode=packed", DType::kF32, 1 << 20, 1);
+  Twins first(device_, how, 0), second(other, how, 0);
+  for (int i = 0; i < 3; ++i) {
+    Round rounds[2];
+    const Bytes a = random_gradient(how.layout, 0.05, false, random);
+    const Bytes b = random_gradient(how.layout, 0.2, false, random);
+    first.begin(a);
+    second.begin(b);
+    while (first.next(rounds[0]) && second.next(rounds[1])) {
+    }
+    EXPECT_FALSE(second.next(rounds[1]));
+    EXPECT_EQ(first.finish(), a);
+    EXPECT_EQ(second.finish(), b);
+  }
+}
+
+TEST_F(CudaExact, WhatOnlyTheCpuDoesIsRefusedByName) {
+  Layout layout;
+  layout.count = 100;
+  layout.execution = {Execution::Device::kCuda, device_.stream()};
+  for (const char* what : {"mode=two-level", "mode=sketch", "mode=bloom", "values=reproducible"}) {
+    const auto codec = create_codec(*CodecSpec::parse(std::string("exact:") + what), layout);
+    ASSERT_FALSE(codec);
+    EXPECT_EQ(codec.error().code, Errc::kUnsupported);
+    EXPECT_NE(codec.error().message.find(what), std::string::npos) << codec.error().message;
+  }
+}
+
+TEST_F(CudaExact, AGradientThatDoesNotFitIsOutOfMemoryAndUntouched) {
+  Layout layout;
+  layout.count = uint64_t{1} << 44;
+  layout.execution = {Execution::Device::kCuda, device_.stream()};
+  auto codec = create_codec(*CodecSpec::parse("exact:mode=packed"), layout);
+  ASSERT_TRUE(codec);
+  cuda::DeviceBuffer gradient(device_.runtime());
+  ASSERT_TRUE(gradient.reserve(64));
+  ASSERT_TRUE((*codec)->begin(gradient.as<void>()));
+  Round round;
+  const auto more = (*codec)->next_round(round);
+  ASSERT_FALSE(more);
+  EXPECT_EQ(more.error().code, Errc::kOutOfMemory) << more.error().message;
+}
+
+}  // namespace
+}  // namespace addend
