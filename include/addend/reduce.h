@@ -204,6 +204,20 @@ bool has_service();
 /// build without the service.
 Result<std::unique_ptr<Reducer>> create_service_reducer(const ServiceReducerOptions& options);
 
+struct StagedOptions {
+  /// Rounds beyond this travel in chunks of about so many bytes. The same on all workers.
+  uint64_t chunk_bytes = uint64_t{4} << 20;
+  static constexpr uint64_t kLeastBytes = 4096;
+};
+
+/// Takes rounds whose planes are in a CUDA device's memory (Round::execution) to a reducer that
+/// knows the host's alone: through pinned memory, in chunks, so that the bus is busy in both
+/// directions while the wire is. Rounds of the host are cut into the same chunks and not copied, so
+/// workers of both kinds can be in one group if all of them stage. A round is summed when its sums
+/// are ordered before whatever its stream is given next.
+Result<std::unique_ptr<Reducer>> create_staged_reducer(std::unique_ptr<Reducer> host,
+                                                       const StagedOptions& options = {});
+
 /// Reduces with `primary` until that fails with kUnavailable, kTimeout or kIo, and from then on
 /// with `fallback`: the round in which it failed too, and every sum is as if nothing had happened.
 /// All workers of the one group are those of the other. What is left of the deadline is the

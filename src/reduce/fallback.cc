@@ -9,6 +9,7 @@
 
 #include "addend/reduce.h"
 #include "base/bits.h"
+#include "reduce/host_memory.h"
 
 namespace addend {
 namespace {
@@ -91,6 +92,7 @@ class FallbackReducer final : public Reducer {
   Status reduce(Round& round, Deadline deadline) override {
     // Nothing is waited for in an empty round, so it tells nothing about where the others are.
     if (round.bytes() == 0) return {};
+    ADDEND_TRY(check_host_memory(round));
     if (!broken_.empty()) return make_error(Errc::kUnavailable, broken_);
     const Status status =
         primary_ ? reduce_first(round, deadline) : fallback_->reduce(round, deadline);

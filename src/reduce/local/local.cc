@@ -14,6 +14,7 @@
 #include "addend/fold.h"
 #include "addend/reduce.h"
 #include "base/bits.h"
+#include "reduce/host_memory.h"
 #include "wire/hash.h"
 
 namespace addend {
@@ -259,6 +260,7 @@ class LocalReducer final : public Reducer {
   uint32_t world() const override { return state_->world(); }
   uint32_t worker() const override { return worker_; }
   Status reduce(Round& round, Deadline deadline) override {
+    ADDEND_TRY(check_host_memory(round));
     return state_->reduce(worker_, round, deadline);
   }
   void interrupt() override { state_->leave(worker_); }

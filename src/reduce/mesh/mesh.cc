@@ -12,6 +12,8 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
+#include "reduce/host_memory.h"
+
 namespace addend::mesh {
 namespace {
 
@@ -92,6 +94,7 @@ Result<uint64_t> MeshReducer::start_step(std::span<const Claim> claims, Round& r
   if (claims.size() > kMaxClaims) {
     return make_error(Errc::kInvalidArgument, "agree takes at most 8 claims");
   }
+  ADDEND_TRY(check_host_memory(round));
   if (woken_.exchange(false)) take_wake();  // whoever called it finds what it is about in time
   if (spare_transfers_.empty()) spare_transfers_.push_back(std::make_unique<Transfer>());
   const Way way = choose_way(round, exchange_bytes_, world());

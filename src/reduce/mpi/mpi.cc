@@ -18,6 +18,7 @@
 #include <mpi.h>
 
 #include "addend/fold.h"
+#include "reduce/host_memory.h"
 
 namespace addend {
 namespace {
@@ -78,6 +79,7 @@ class MpiReducer final : public Reducer {
 
   Status reduce(Round& round, Deadline deadline) override {
     if (!broken_.empty()) return make_error(Errc::kUnavailable, broken_);
+    ADDEND_TRY(check_host_memory(round));
     for (Plane& plane : round) {
       if (is_table_sum(plane.op)) {
         return make_error(Errc::kUnsupported, std::string("the MPI reducer cannot do ") +

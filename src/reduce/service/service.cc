@@ -26,6 +26,7 @@
 #include "base/bits.h"
 #include "net/descriptor.h"
 #include "net/udp_socket.h"
+#include "reduce/host_memory.h"
 #include "reduce/service/chunks.h"
 #include "reduce/service/session.h"
 #include "reduce/service/shared_exponent.h"
@@ -74,6 +75,7 @@ class ServiceReducer final : public Reducer {
 
   Status reduce(Round& round, Deadline deadline) override {
     if (!broken_.empty()) return make_error(Errc::kUnavailable, broken_);
+    ADDEND_TRY(check_host_memory(round));
     bool as_integers = false;
     for (const Plane& plane : round) {
       if (allows(plane.op)) continue;

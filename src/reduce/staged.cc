@@ -1,0 +1,502 @@
+// SPDX-License-Identifier: Apache-2.0
+// A round on a device, reduced by a reducer of the host: chunks of its planes are copied to pinned
+// memory one after the other, each is started there as soon as it has come, and its sums go back
+// while later ones are on the wire.
+//
+//   codec's stream --ready--> [copies out] --event a chunk--> host reducer --> [copies back]
+//   --ready--> codec's stream
+//
+// Chunks are started in one order on every worker, that of the rounds and within them of the
+// planes, so workers whose gradients are on the host take the same way without the copies.
+#include "reduce/staged.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "cuda/memory.h"
+
+namespace addend {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A device that failed does not tell: its events are looked at so often.
+constexpr auto kLookAgain = std::chrono::milliseconds(10);
+
+/// Streams and events of one device, for copies in both directions.
+class Bus {
+ public:
+  static Result<std::unique_ptr<Bus>> open(const cuda::Device& device) {
+    std::unique_ptr<Bus> bus(new Bus(device));
+    const cuda::OnDevice here(device);
+    for (void** stream : {&bus->out_, &bus->back_, &bus->told_})
+      ADDEND_TRY(device.check(device.runtime->create_stream(stream), "making a stream"));
+    return bus;
+  }
+  ~Bus() {
+    drain();
+    for (void* stream : {out_, back_, told_})
+      if (stream != nullptr) device_.runtime->destroy_stream(stream);
+    for (void* event : spare_events_)
+      device_.runtime->destroy_event(event);
+  }
+  Bus(const Bus&) = delete;
+  Bus& operator=(const Bus&) = delete;
+
+  const cuda::Device& device() const { return device_; }
+  void* out() const { return out_; }
+  void* back() const { return back_; }
+
+  /// Until no copy is under way.
+  void drain() {
+    for (void* stream : {out_, back_, told_})
+      if (stream != nullptr) device_.runtime->synchronize(stream);
+  }
+
+  Result<void*> event() {
+    if (spare_events_.empty()) {
+      void* made = nullptr;
+      ADDEND_TRY(device_.check(device_.runtime->create_event(&made), "making an event"));
+      return made;
+    }
+    void* event = spare_events_.back();
+    spare_events_.pop_back();
+    return event;
+  }
+  void give(void* event) { spare_events_.push_back(event); }
+
+  /// `second` waits until `first` has done what it has been given so far.
+  Status order(void* first, void* second) {
+    const Result<void*> between = event();
+    ADDEND_TRY(between);
+    ADDEND_TRY(device_.check(device_.runtime->record(*between, first), "recording an event"));
+    ADDEND_TRY(device_.check(device_.runtime->wait_event(second, *between), "waiting in a stream"));
+    give(*between);  // a stream waits for what was recorded when it was asked to
+    return {};
+  }
+
+  /// Calls the host when the copies out have come to this event. By a stream of its own: the copies
+  /// do not wait for the call.
+  Status tell(void* event, void (*call)(void*), void* argument) {
+    ADDEND_TRY(device_.check(device_.runtime->wait_event(told_, event), "waiting in a stream"));
+    return device_.check(device_.runtime->call_host(told_, call, argument), "calling the host");
+  }
+
+ private:
+  explicit Bus(const cuda::Device& device) : device_(device) {}
+
+  const cuda::Device device_;
+  void *out_ = nullptr, *back_ = nullptr, *told_ = nullptr;
+  std::vector<void*> spare_events_;
+};
+
+/// A chunk on its way.
+struct Leg {
+  staged::Chunk what;
+  Round round;            // on the host
+  void* event = nullptr;  // its copy out; null: it was there
+  std::optional<uint64_t> number;
+};
+
+/// A round on its way.
+struct Way {
+  uint64_t number = 0;
+  Round* round = nullptr;
+  std::optional<std::vector<Reducer::Claim>> claims;  // the first of a step
+  std::deque<Leg> legs;
+  std::size_t started = 0, ended = 0;
+  std::optional<cuda::PinnedBuffer> memory;
+  std::optional<Error> failure;
+
+  bool is_over() const {
+    return ended == legs.size() || (failure && failure->code != Errc::kChanged);
+  }
+};
+
+class StagedReducer final : public Reducer {
+ public:
+  StagedReducer(std::unique_ptr<Reducer> host, const StagedOptions& options)
+      : host_(std::move(host)), options_(options) {}
+  ~StagedReducer() override {
+    if (bus_) bus_->drain();
+    for (Cooling& one : cooling_)
+      bus_->give(one.event);
+    for (Way& way : ways_)
+      give_events(way);
+  }
+
+  uint32_t world() const override { return host_->world(); }
+  uint32_t worker() const override { return host_->worker(); }
+  void begin_step() override { host_->begin_step(); }
+  uint32_t quorum() const override { return host_->quorum(); }
+  uint64_t missing() const override { return host_->missing(); }
+  void set_link(const Link& link) override { host_->set_link(link); }
+  double float_error() const override { return host_->float_error(); }
+  bool can_wake() const override { return host_->can_wake(); }
+
+  void wake() override {
+    {
+      const std::lock_guard lock(mutex_);
+      woken_ = true;
+      changed_.notify_all();
+    }
+    host_->wake();
+  }
+  void interrupt() override {
+    {
+      const std::lock_guard lock(mutex_);
+      interrupted_ = true;
+      changed_.notify_all();
+    }
+    host_->interrupt();
+  }
+  void abandon() override {
+    host_->abandon();
+    if (bus_) bus_->drain();
+    for (Way& way : ways_)
+      give_events(way);
+    ways_.clear();
+  }
+
+  Status reduce(Round& round, Deadline deadline) override {
+    const Result<uint64_t> number = start(round);
+    ADDEND_TRY(number);
+    while (true) {
+      const Result<bool> done = wait(*number, deadline);
+      ADDEND_TRY(done);
+      if (*done) return {};
+    }
+  }
+
+  Result<uint64_t> start(Round& round) override { return start_way(round, std::nullopt); }
+  Result<uint64_t> start_step(std::span<const Claim> claims, Round& round) override {
+    return start_way(round, std::vector<Claim>(claims.begin(), claims.end()));
+  }
+
+  Result<bool> wait(uint64_t number, Deadline deadline) override {
+    Way* way = find(number);
+    if (way == nullptr)
+      return make_error(Errc::kInvalidArgument, "round " + std::to_string(number) + " is unknown");
+    while (!way->is_over()) {
+      const Result<bool> moved = move(*way, deadline);
+      if (!moved) {
+        way->failure = moved.error();
+        break;
+      }
+      if (!*moved) return false;
+    }
+    const std::optional<Error> failure = way->failure;
+    if (failure && way->started > way->ended) host_->abandon();  // the rest has no meaning
+    forget(number);
+    if (failure) return *failure;
+    return true;
+  }
+
+  Result<bool> wait_any(std::span<const uint64_t> numbers, Deadline deadline) override {
+    if (!host_->can_wake()) return true;
+    while (true) {
+      for (const uint64_t number : numbers) {
+        const Way* way = find(number);
+        if (way == nullptr || way->is_over()) return true;
+      }
+      ADDEND_TRY(start_what_came());
+      if (take_wake()) return false;
+      std::vector<uint64_t> legs;
+      for (const uint64_t number : numbers) {
+        const Way& way = *find(number);
+        if (way.started > way.ended) legs.push_back(*way.legs[way.ended].number);
+      }
+      if (legs.empty()) {
+        const Result<bool> came = wait_for_copy(deadline);
+        ADDEND_TRY(came);
+        if (!*came) return false;
+        continue;
+      }
+      const Result<bool> some = host_->wait_any(legs, deadline);
+      ADDEND_TRY(some);
+      if (!*some && !take_copied()) return false;
+      for (const uint64_t number : numbers)
+        collect_ended(*find(number), deadline);
+    }
+  }
+
+  bool has_ended(uint64_t number) const override {
+    for (const Way& way : ways_) {
+      if (way.number != number) continue;
+      if (way.failure || way.started < way.legs.size()) return false;
+      for (std::size_t i = way.ended; i < way.legs.size(); ++i)
+        if (!host_->has_ended(*way.legs[i].number)) return false;
+      return true;
+    }
+    return false;
+  }
+
+ private:
+  /// Pinned memory that copies back may still be reading.
+  struct Cooling {
+    cuda::PinnedBuffer memory;
+    void* event;
+  };
+
+  // ---- starting
+
+  Result<uint64_t> start_way(Round& round, std::optional<std::vector<Claim>> claims) {
+    {
+      const std::lock_guard lock(mutex_);
+      woken_ = false;
+    }
+    Way way;
+    way.number = next_number_++;
+    way.round = &round;
+    way.claims = std::move(claims);
+    for (const staged::Chunk& chunk : staged::cut(round, options_.chunk_bytes)) {
+      way.legs.emplace_back();
+      way.legs.back().what = chunk;
+    }
+    const bool on_device = round.execution.device != Execution::Device::kCpu;
+    if (on_device && round.bytes() > 0) {
+      ADDEND_TRY(copy_out(way));
+    } else {
+      for (Leg& leg : way.legs)
+        fill_round(leg, round, nullptr, {});
+    }
+    ways_.push_back(std::move(way));
+    ADDEND_TRY(start_what_came());
+    return ways_.back().number;
+  }
+
+  static void fill_round(Leg& leg, const Round& round, uint8_t* memory,
+                         const staged::Places& places) {
+    for (std::size_t i = 0; i < leg.what.size; ++i) {
+      const staged::Piece& piece = leg.what.pieces[i];
+      const Plane& whole = round.planes[piece.plane];
+      Plane plane = whole;
+      plane.lanes = piece.lanes;
+      auto* data =
+          memory == nullptr ? static_cast<uint8_t*>(whole.data) : memory + places.data[piece.plane];
+      auto* sums =
+          memory == nullptr ? static_cast<uint8_t*>(whole.sums) : memory + places.sums[piece.plane];
+      plane.data = data + op_bytes(whole.op, piece.first);
+      plane.sums = is_table_sum(whole.op) ? sums + op_sum_bytes(whole.op, piece.first) : nullptr;
+      leg.round.add(plane);
+    }
+  }
+
+  Status copy_out(Way& way) {
+    ADDEND_TRY(open_bus(way.round->execution.stream));
+    const cuda::Device& device = bus_->device();
+    const cuda::OnDevice here(device);
+    const staged::Places places = staged::place(*way.round);
+    ADDEND_TRY(take_memory(places.bytes, way));
+    ADDEND_TRY(bus_->order(way.round->execution.stream, bus_->out()));
+    for (Leg& leg : way.legs) {
+      fill_round(leg, *way.round, way.memory->host<uint8_t>(), places);
+      for (std::size_t i = 0; i < leg.what.size; ++i) {
+        const staged::Piece& piece = leg.what.pieces[i];
+        const Plane& plane = way.round->planes[piece.plane];
+        const auto* from =
+            static_cast<const uint8_t*>(plane.data) + op_bytes(plane.op, piece.first);
+        ADDEND_TRY(device.check(device.runtime->copy(leg.round.planes[i].data, from,
+                                                     op_bytes(plane.op, piece.lanes), bus_->out()),
+                                "copying a plane to the host"));
+      }
+      const Result<void*> event = bus_->event();
+      ADDEND_TRY(event);
+      leg.event = *event;
+      ADDEND_TRY(device.check(device.runtime->record(leg.event, bus_->out()), "an event"));
+      ADDEND_TRY(bus_->tell(leg.event, &StagedReducer::copy_came, this));
+    }
+    return {};
+  }
+
+  // In a thread of the driver.
+  static void copy_came(void* self) {
+    auto* reducer = static_cast<StagedReducer*>(self);
+    {
+      const std::lock_guard lock(reducer->mutex_);
+      reducer->copied_ = true;
+      reducer->changed_.notify_all();
+    }
+    reducer->host_->wake();
+  }
+
+  Status open_bus(void* stream) {
+    const auto device = cuda::Device::of(stream);
+    ADDEND_TRY(device);
+    if (!bus_) {
+      auto bus = Bus::open(*device);
+      ADDEND_TRY(bus);
+      bus_ = std::move(*bus);
+    }
+    if (bus_->device().number == device->number) return {};
+    return make_error(Errc::kUnsupported,
+                      "a staged reducer takes planes of one device: it has those of " +
+                          std::to_string(bus_->device().number) + " and was given some of " +
+                          std::to_string(device->number));
+  }
+
+  Status take_memory(uint64_t bytes, Way& way) {
+    const cuda::RuntimeTable* runtime = bus_->device().runtime;
+    for (auto one = cooling_.begin(); one != cooling_.end(); ++one) {
+      if (one->memory.capacity() < bytes || runtime->query_event(one->event) != 0) continue;
+      way.memory.emplace(std::move(one->memory));
+      bus_->give(one->event);
+      cooling_.erase(one);
+      return {};
+    }
+    way.memory.emplace(runtime);
+    return way.memory->reserve(bytes);
+  }
+
+  // In order: a chunk whose copy is under way holds up those behind it.
+  Status start_what_came() {
+    for (Way& way : ways_) {
+      while (way.started < way.legs.size()) {
+        Leg& leg = way.legs[way.started];
+        if (leg.event != nullptr) {
+          const int code = bus_->device().runtime->query_event(leg.event);
+          if (code == cuda::RuntimeTable::kNotReady) return {};
+          ADDEND_TRY(bus_->device().check(code, "copying a plane to the host"));
+        }
+        const Result<uint64_t> number = way.started == 0 && way.claims
+                                            ? host_->start_step(*way.claims, leg.round)
+                                            : host_->start(leg.round);
+        ADDEND_TRY(number);
+        leg.number = *number;
+        ++way.started;
+      }
+    }
+    return {};
+  }
+
+  // ---- waiting
+
+  // One thing more has happened to this round; false if the caller was to be woken.
+  Result<bool> move(Way& way, Deadline deadline) {
+    ADDEND_TRY(start_what_came());
+    if (take_wake()) return false;
+    if (way.started == way.ended) return wait_for_copy(deadline);
+    const Result<bool> done = host_->wait(*way.legs[way.ended].number, deadline);
+    if (done && !*done) return take_copied();
+    ADDEND_TRY(end_leg(way, done ? Status() : Status(done.error())));
+    return true;
+  }
+
+  void collect_ended(Way& way, Deadline deadline) {
+    while (!way.is_over() && way.started > way.ended &&
+           host_->has_ended(*way.legs[way.ended].number)) {
+      const Result<bool> done = host_->wait(*way.legs[way.ended].number, deadline);
+      if (done && !*done) return;
+      const Status status = end_leg(way, done ? Status() : Status(done.error()));
+      if (!status) way.failure = status.error();
+    }
+  }
+
+  // Workers that changed did so for all: the other chunks are waited for, too.
+  Status end_leg(Way& way, const Status& status) {
+    Leg& leg = way.legs[way.ended];
+    if (!status && status.error().code != Errc::kChanged) return status;
+    if (!status) way.failure = status.error();
+    ++way.ended;
+    if (leg.event == nullptr) return {};
+    const cuda::OnDevice here(bus_->device());
+    if (!way.failure) ADDEND_TRY(copy_back(way, leg));
+    if (way.ended < way.legs.size()) return {};
+    return bus_->order(bus_->back(), way.round->execution.stream);
+  }
+
+  Status copy_back(const Way& way, const Leg& leg) {
+    const cuda::Device& device = bus_->device();
+    for (std::size_t i = 0; i < leg.what.size; ++i) {
+      const staged::Piece& piece = leg.what.pieces[i];
+      const Plane& there = way.round->planes[piece.plane];
+      const Plane& here = leg.round.planes[i];
+      const bool table = is_table_sum(there.op);
+      auto* to = static_cast<uint8_t*>(table ? there.sums : there.data) +
+                 op_sum_bytes(there.op, piece.first);
+      ADDEND_TRY(
+          device.check(device.runtime->copy(to, table ? here.sums : here.data,
+                                            op_sum_bytes(there.op, piece.lanes), bus_->back()),
+                       "copying sums to the device"));
+    }
+    return {};
+  }
+
+  // Until a copy out has come; false if the caller was to be woken.
+  Result<bool> wait_for_copy(Deadline deadline) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, kLookAgain, [&] { return copied_ || woken_ || interrupted_; });
+    if (interrupted_) return make_error(Errc::kUnavailable, "interrupted");
+    if (!std::exchange(copied_, false) && !woken_ && Clock::now() >= deadline)
+      return make_error(Errc::kTimeout, "the device did not bring a plane to the host in time");
+    return !std::exchange(woken_, false);
+  }
+
+  bool take_wake() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(woken_, false);
+  }
+  bool take_copied() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(copied_, false) && !std::exchange(woken_, false);
+  }
+
+  Way* find(uint64_t number) {
+    for (Way& way : ways_)
+      if (way.number == number) return &way;
+    return nullptr;
+  }
+
+  void give_events(Way& way) {
+    for (Leg& leg : way.legs)
+      if (leg.event != nullptr) bus_->give(std::exchange(leg.event, nullptr));
+  }
+
+  void forget(uint64_t number) {
+    Way& way = *find(number);
+    give_events(way);
+    if (way.memory) cool(std::move(*way.memory));
+    std::erase_if(ways_, [&](const Way& one) { return one.number == number; });
+  }
+
+  // Where that cannot be arranged, the copies are waited for.
+  void cool(cuda::PinnedBuffer memory) {
+    const cuda::OnDevice here(bus_->device());
+    const Result<void*> event = bus_->event();
+    if (event && bus_->device().runtime->record(*event, bus_->back()) == 0) {
+      cooling_.push_back({std::move(memory), *event});
+    } else {
+      bus_->drain();
+    }
+  }
+
+  const std::unique_ptr<Reducer> host_;
+  const StagedOptions options_;
+  std::unique_ptr<Bus> bus_;
+  std::deque<Way> ways_;
+  std::vector<Cooling> cooling_;
+  uint64_t next_number_ = 0;
+
+  std::mutex mutex_;  // of the three: other threads set them
+  std::condition_variable changed_;
+  bool copied_ = false;       // a chunk came from the device
+  bool woken_ = false;        // by the caller's side
+  bool interrupted_ = false;  // likewise, for good
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Reducer>> create_staged_reducer(std::unique_ptr<Reducer> host,
+                                                       const StagedOptions& options) {
+  if (!host) return make_error(Errc::kInvalidArgument, "a reducer of the host is needed");
+  if (options.chunk_bytes < StagedOptions::kLeastBytes)
+    return make_error(Errc::kInvalidArgument, "a chunk has at least 4096 bytes");
+  return std::unique_ptr<Reducer>(std::make_unique<StagedReducer>(std::move(host), options));
+}
+
+}  // namespace addend

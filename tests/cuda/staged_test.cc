@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// Workers on a device and workers on the host in one group, through pipelines: the sums of a group
+// that is all on the host.
+#include <functional>
+#include <thread>
+
+#include "addend/pipeline.h"
+#include "addend/reduce.h"
+#include "tests/cuda/side_by_side.h"
+
+namespace addend {
+namespace {
+
+using namespace testing_support;  // NOLINT: a test
+
+constexpr uint64_t kSeed = 4711;
+
+struct Job {
+  std::string spec = "exact:choice=device";
+  DType dtype = DType::kF32;
+  uint64_t count = 600'011;
+  uint32_t world = 3;
+  uint32_t on_device = 0;  ///< bit w: worker w
+  uint32_t buckets = 3;
+  uint32_t steps = 3;
+};
+
+/// What worker 0 has after each step.
+std::vector<Bytes> sums_of(const Job& job) {
+  auto group = create_local_group(job.world);
+  EXPECT_TRUE(group);
+  std::vector<std::vector<Bytes>> results(job.world);
+  const auto worker = [&](uint32_t w) {
+    const TestDevice device;
+    auto reducer = create_staged_reducer((*group)->reducer(w), {1 << 16});
+    ASSERT_TRUE(reducer);
+    auto pipeline = create_pipeline(**reducer);
+    ASSERT_TRUE(pipeline);
+    const bool there = (job.on_device >> w & 1) != 0;
+    Layout layout;
+    layout.dtype = job.dtype;
+    layout.count = job.count;
+    layout.world = job.world;
+    layout.worker = w;
+    layout.scale = 1.0 / job.world;
+    if (there) layout.execution = {Execution::Device::kCuda, device.stream()};
+    std::vector<std::unique_ptr<Codec>> codecs;
+    std::vector<std::unique_ptr<cuda::DeviceBuffer>> memory;
+    for (uint32_t b = 0; b < job.buckets; ++b) {
+      layout.bucket = b;
+      auto codec = create_codec(*CodecSpec::parse(job.spec), layout);
+      ASSERT_TRUE(codec) << codec.error().message;
+      codecs.push_back(std::move(*codec));
+      if (!there) continue;
+      memory.push_back(std::make_unique<cuda::DeviceBuffer>(device.runtime()));
+      ASSERT_TRUE(memory.back()->reserve(job.count * dtype_bytes(job.dtype) + 1));
+    }
+    for (uint32_t step = 0; step < job.steps; ++step) {
+      std::vector<Bytes> gradients;
+      std::vector<Ticket> tickets;
+      for (uint32_t b = 0; b < job.buckets; ++b) {
+        std::mt19937_64 random(kSeed + w + 100 * b + 10000 * step);
+        gradients.push_back(random_gradient(layout, step == 1 ? 0.5 : 0.03, false, random));
+      }
+      for (uint32_t b = 0; b < job.buckets; ++b) {
+        if (there) device.write(memory[b]->as<void>(), gradients[b]);
+        void* gradient = there ? memory[b]->as<void>() : gradients[b].data();
+        const auto ticket = (*pipeline)->submit(*codecs[b], gradient);
+        ASSERT_TRUE(ticket) << ticket.error().message;
+        tickets.push_back(*ticket);
+      }
+      for (uint32_t b = 0; b < job.buckets; ++b) {
+        const Status status = (*pipeline)->wait(tickets[b]);
+        ASSERT_TRUE(status) << status.error().message;
+        if (there) gradients[b] = device.read(memory[b]->as<void>(), gradients[b].size());
+        results[w].push_back(gradients[b]);
+      }
+    }
+  };
+  std::vector<std::thread> threads;
+  for (uint32_t w = 0; w < job.world; ++w)
+    threads.emplace_back(worker, w);
+  for (std::thread& thread : threads)
+    thread.join();
+  for (uint32_t w = 1; w < job.world; ++w)
+    EXPECT_EQ(results[w], results[0]) << "worker " << w;
+  return results[0];
+}
+
+class CudaStaged : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const TestDevice device;
+    if (!device.missing().empty()) GTEST_SKIP() << device.missing();
+  }
+};
+
+TEST_F(CudaStaged, WorkersOnDeviceAndHostHaveTheSumsOfAHost) {
+  for (const DType dtype : {DType::kF32, DType::kBf16}) {
+    Job job;
+    job.dtype = dtype;
+    const std::vector<Bytes> expected = sums_of(job);
+    for (const uint32_t mixed : {1u, 5u, 7u}) {
+      job.on_device = mixed;
+      EXPECT_EQ(sums_of(job), expected) << "devices " << mixed << ", seed " << kSeed;
+    }
+  }
+}
+
+TEST_F(CudaStaged, DenseBucketsOfADeviceTravelInChunks) {
+  Job job;
+  job.spec = "dense";
+  const std::vector<Bytes> expected = sums_of(job);
+  job.on_device = 6;
+  EXPECT_EQ(sums_of(job), expected);
+}
+
+TEST_F(CudaStaged, APlanThatDiffersIsToldToAll) {
+  auto group = create_local_group(2);
+  ASSERT_TRUE(group);
+  std::vector<std::thread> threads;
+  for (uint32_t w = 0; w < 2; ++w) {
+    threads.emplace_back([&, w] {
+      const TestDevice device;
+      auto reducer = create_staged_reducer((*group)->reducer(w));
+      auto pipeline = create_pipeline(**reducer);
+      Layout layout;
+      layout.count = 100'000;
+      layout.world = 2;
+      layout.worker = w;
+      layout.seed = w;
+      layout.execution = {Execution::Device::kCuda, device.stream()};
+      auto codec = create_codec(*CodecSpec::parse("exact"), layout);
+      ASSERT_TRUE(codec);
+      cuda::DeviceBuffer gradient(device.runtime());
+      ASSERT_TRUE(gradient.reserve(400'000));
+      const Bytes before(400'000, 0x3C);
+      device.write(gradient.as<void>(), before);
+      const auto ticket = (*pipeline)->submit(**codec, gradient.as<void>());
+      ASSERT_TRUE(ticket);
+      const Status status = (*pipeline)->wait(*ticket);
+      ASSERT_FALSE(status);
+      EXPECT_EQ(status.error().code, Errc::kMismatch) << status.error().message;
+      EXPECT_EQ(device.read(gradient.as<void>(), 400'000), before);
+    });
+  }
+  for (std::thread& thread : threads)
+    thread.join();
+}
+
+}  // namespace
+}  // namespace addend
