@@ -6,6 +6,9 @@ set_property(TARGET addend_c PROPERTY SOVERSION)
 set_property(TARGET addend_c PROPERTY INSTALL_RPATH "$ORIGIN")
 target_link_options(addend_c PRIVATE -static-libstdc++ -static-libgcc)
 install(TARGETS addend_c LIBRARY DESTINATION . COMPONENT python)
+if(TARGET addend_cuda_kernels) # looked for beside libaddend.so; without it everything runs on the CPU
+  install(TARGETS addend_cuda_kernels LIBRARY DESTINATION . COMPONENT python)
+endif()
 
 install(CODE "set(library \"$<TARGET_FILE:addend_c>\")" COMPONENT python)
 install(CODE [[

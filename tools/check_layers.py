@@ -23,6 +23,7 @@ PUBLIC = {
     "plane.h": "wire",
     "result.h": "base",
     "access.h": "base",
+    "device.h": "cuda",
     "simd.h": "base",
     "fold.h": "fold",
     "codec.h": "codec",

@@ -40,10 +40,19 @@ std::string mpi_words(const Machine& machine) {
 }
 
 std::string cuda_words(const Machine& machine) {
-  return machine.nvidia_driver
-             ? "an NVIDIA driver is loaded, but this build has no CUDA backend: gradients must be "
-               "in host memory"
-             : "this build has no CUDA backend, and no NVIDIA driver is loaded";
+  if (machine.cuda_devices.empty()) {
+    return machine.no_cuda + (machine.nvidia_driver ? "; an NVIDIA driver is loaded"
+                                                    : "; no NVIDIA driver is loaded");
+  }
+  std::vector<std::string> words;
+  for (const DeviceDescription& one : machine.cuda_devices) {
+    words.push_back(fmt::format("{} ({}, {} multiprocessors, capability {})", one.name,
+                                format_bytes(static_cast<double>(one.memory_bytes)),
+                                one.multiprocessors, one.capability));
+  }
+  const DeviceDescription& first = machine.cuda_devices.front();
+  return fmt::format("{}; the driver does CUDA {}, kernels were built with {}", join(words, ", "),
+                     first.driver, first.runtime);
 }
 
 std::string bpf_words(const Machine& machine) {

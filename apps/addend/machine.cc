@@ -91,6 +91,11 @@ Machine describe_machine() {
   machine.mpi = has_mpi();
   machine.mpi_library = mpi_library();
   machine.nvidia_driver = exists("/dev/nvidiactl");
+  if (auto devices = cuda_devices()) {
+    machine.cuda_devices = std::move(*devices);
+  } else {
+    machine.no_cuda = devices.error().message;
+  }
   machine.root = geteuid() == 0;
   machine.bpf_filesystem = bpf_mounted();
   machine.network_namespaces = exists("/proc/self/ns/net");
@@ -98,6 +103,15 @@ Machine describe_machine() {
 }
 
 nlohmann::json to_json(const Machine& machine) {
+  auto devices = nlohmann::json::array();
+  for (const DeviceDescription& one : machine.cuda_devices) {
+    devices.push_back({{"name", one.name},
+                       {"memory_bytes", one.memory_bytes},
+                       {"multiprocessors", one.multiprocessors},
+                       {"capability", one.capability},
+                       {"driver", one.driver},
+                       {"runtime", one.runtime}});
+  }
   return {
       {"version", machine.version},
       {"build_type", machine.build_type},
@@ -112,7 +126,9 @@ nlohmann::json to_json(const Machine& machine) {
       {"simd_targets", machine.simd_targets},
       {"mpi", machine.mpi},
       {"mpi_library", machine.mpi_library},
-      {"cuda_backend", false},
+      {"cuda_backend", !machine.cuda_devices.empty()},
+      {"cuda_devices", std::move(devices)},
+      {"no_cuda", machine.no_cuda},
       {"nvidia_driver", machine.nvidia_driver},
       {"bpf_data_plane", false},
       {"root", machine.root},

@@ -8,6 +8,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "addend/device.h"
+
 namespace addend::cli {
 
 struct Machine {
@@ -25,6 +27,8 @@ struct Machine {
   bool mpi = false;
   std::string mpi_library;
   bool nvidia_driver = false;  ///< a driver is loaded, whatever this build does with it
+  std::vector<DeviceDescription> cuda_devices;  ///< that codecs can run on
+  std::string no_cuda;                          ///< why there are none
   bool root = false;
   bool bpf_filesystem = false;
   bool network_namespaces = false;

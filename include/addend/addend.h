@@ -110,7 +110,17 @@ typedef struct addend_layout {
   const addend_segment* segments;
   uint64_t segment_count;
   uint64_t first_step; /* a codec made later goes on as one that has run so many steps */
+  /* Where the codec runs: gradients and planes are then this device's memory, and everything is
+   * enqueued on `stream` (a cudaStream_t; NULL is the default stream). begin, finish and a bucket
+   * that has ended say that work is enqueued, not that it is done. Reducers of the host need
+   * addend_staged_create. */
+  uint32_t device; /* ADDEND_DEVICE_... */
+  uint32_t reserved;
+  void* stream;
 } addend_layout;
+
+#define ADDEND_DEVICE_CPU 0u
+#define ADDEND_DEVICE_CUDA 1u
 
 /* Writes the defaults; `size` is sizeof(addend_layout) as the caller was compiled, so that either
  * side may be newer. */
@@ -257,6 +267,13 @@ typedef void (*addend_switch_function)(void* context, const char* why);
 ADDEND_API addend_status addend_fallback_create(addend_reducer* primary, addend_reducer* fallback,
                                                 addend_switch_function on_switch, void* context,
                                                 addend_reducer** reducer);
+
+/* Takes rounds whose planes are a CUDA device's to a reducer of the host, through pinned memory in
+ * chunks of about `chunk_bytes` (0: 4 MiB; the same on all workers); rounds of the host are cut
+ * alike, so that workers of both kinds can be in one group if all of them stage. Takes `host` over:
+ * it must not be used or destroyed any more, unless this call fails. */
+ADDEND_API addend_status addend_staged_create(addend_reducer* host, uint64_t chunk_bytes,
+                                              addend_reducer** reducer);
 
 /* The caller's own engine: reduces every plane of `round` in place, within `timeout_ns`. Returns a
  * status; on failure it may call addend_set_error first to say why. Called from one thread at a

@@ -41,6 +41,11 @@ class CustomReducer final : public addend::Reducer {
   uint32_t worker() const override { return worker_; }
 
   Status reduce(Round& round, addend::Deadline deadline) override {
+    if (round.execution.device != addend::Execution::Device::kCpu) {
+      return addend::make_error(Errc::kUnsupported,
+                                "a reduce function takes planes of the host, and these are a "
+                                "device's: see addend_staged_create");
+    }
     const auto left = deadline - std::chrono::steady_clock::now();
     const auto left_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(left).count();
     addend_round planes = addend::to_c(round);
@@ -194,6 +199,26 @@ addend_status addend_fallback_create(addend_reducer* primary, addend_reducer* fa
     handle->reducer = std::move(*made);
     delete primary;
     delete fallback;
+    *reducer = handle.release();
+    return ADDEND_OK;
+  });
+}
+
+addend_status addend_staged_create(addend_reducer* host, uint64_t chunk_bytes,
+                                   addend_reducer** reducer) {
+  return guarded([&] {
+    if (host == nullptr || reducer == nullptr)
+      return invalid("addend_staged_create: null argument");
+    *reducer = nullptr;
+    addend::StagedOptions options;
+    if (chunk_bytes != 0) options.chunk_bytes = chunk_bytes;
+    if (options.chunk_bytes < addend::StagedOptions::kLeastBytes)
+      return invalid("addend_staged_create: a chunk has at least 4096 bytes");
+    auto handle = std::make_unique<addend_reducer>();
+    auto made = addend::create_staged_reducer(std::move(host->reducer), options);
+    if (!made) return fail(made.error());
+    handle->reducer = std::move(*made);
+    delete host;
     *reducer = handle.release();
     return ADDEND_OK;
   });

@@ -639,4 +639,37 @@ TEST(CApi, SubmissionsLinksAndMeshesRefuseWhatIsMissing) {
   addend_reducer_destroy(reducer);
 }
 
+TEST(CApiDevices, AnUnknownDeviceIsRefusedAndAMissingOneSaysWhy) {
+  addend_layout layout;
+  addend_layout_init(&layout, sizeof(layout));
+  EXPECT_EQ(layout.device, ADDEND_DEVICE_CPU);
+  layout.count = 8;
+  addend_codec* codec = nullptr;
+  layout.device = 7;
+  EXPECT_EQ(addend_codec_create("exact", &layout, &codec), ADDEND_INVALID_ARGUMENT);
+  layout.device = ADDEND_DEVICE_CUDA;
+  const addend_status status = addend_codec_create("exact", &layout, &codec);
+  if (status == ADDEND_OK) return addend_codec_destroy(codec);
+  EXPECT_EQ(status, ADDEND_UNSUPPORTED);
+  EXPECT_NE(std::string(addend_last_error()).find("no CUDA backend: "), std::string::npos)
+      << addend_last_error();
+}
+
+TEST(CApiDevices, AStagedReducerTakesTheOtherOverAndSums) {
+  addend_reducer* host = nullptr;
+  ASSERT_EQ(addend_local_create(1, &host), ADDEND_OK);
+  addend_reducer* staged = nullptr;
+  EXPECT_EQ(addend_staged_create(host, 100, &staged), ADDEND_INVALID_ARGUMENT);
+  EXPECT_EQ(addend_staged_create(nullptr, 0, &staged), ADDEND_INVALID_ARGUMENT);
+  ASSERT_EQ(addend_staged_create(host, 4096, &staged), ADDEND_OK) << addend_last_error();
+  EXPECT_EQ(addend_reducer_world(staged), 1u);
+  std::vector<uint32_t> lanes(10000, 3);
+  addend_round round{};
+  round.plane_count = 1;
+  round.planes[0] = {ADDEND_OP_SUM_I32, lanes.size(), lanes.data(), nullptr, nullptr};
+  EXPECT_EQ(addend_reducer_reduce(staged, &round, 1'000'000'000), ADDEND_OK) << addend_last_error();
+  EXPECT_EQ(lanes, std::vector<uint32_t>(10000, 3));
+  addend_reducer_destroy(staged);
+}
+
 }  // namespace

@@ -98,6 +98,10 @@ Result<Layout> to_cpp(const addend_layout* from) {
   cpp.network = {layout.network_latency_us, layout.network_gbit_per_s};
   cpp.scale = layout.scale;
   cpp.first_step = layout.first_step;
+  if (layout.device > ADDEND_DEVICE_CUDA || layout.reserved != 0)
+    return make_error(Errc::kInvalidArgument, "addend_codec_create: unknown device");
+  cpp.execution.device = static_cast<Execution::Device>(layout.device);
+  cpp.execution.stream = layout.stream;
   if (layout.segments == nullptr && layout.segment_count > 0) {
     return make_error(Errc::kInvalidArgument, "addend_codec_create: layout.segments is null");
   }

@@ -160,6 +160,11 @@ class ThreadedPipeline final : public Pipeline {
         return make_error(Errc::kInvalidArgument, "a part without a codec");
       }
       const Layout& layout = part.codec->layout();
+      // What was decoded before one fails is put back by the host.
+      if (submission.pieces && submission.parts.size() > 1 &&
+          layout.execution.device != Execution::Device::kCpu) {
+        return make_error(Errc::kUnsupported, "pieces of a gradient on a device: submit it whole");
+      }
       if (layout.world != reducer_.world()) {
         return make_error(Errc::kInvalidArgument,
                           "the codec was made for " + std::to_string(layout.world) +

@@ -329,7 +329,8 @@ class DoctorTest(AddendTest):
         found = self.good_json("doctor")
         self.assertIn(found["simd"], found["simd_targets"])
         self.assertEqual(found["simd_targets"][-1], "scalar")
-        self.assertFalse(found["cuda_backend"])
+        self.assertEqual(found["cuda_backend"], bool(found["cuda_devices"]))
+        self.assertEqual(found["no_cuda"] == "", found["cuda_backend"])
         words = addend("doctor").stdout
         for topic in (
             "SIMD",
