@@ -145,6 +145,9 @@ class Layout(ctypes.Structure):
         ("segments", POINTER(Segment)),
         ("segment_count", c_uint64),
         ("first_step", c_uint64),
+        ("device", c_uint32),
+        ("reserved", c_uint32),
+        ("stream", c_void_p),
     ]
 
 
@@ -252,6 +255,7 @@ _FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("pipeline_destroy", None, [_PIPELINE]),
     ("custom_create", c_int, [c_uint32, c_uint32, ReduceFunction, c_void_p, POINTER(_REDUCER)]),
     ("fallback_create", c_int, [_REDUCER, _REDUCER, SwitchFunction, c_void_p, POINTER(_REDUCER)]),
+    ("staged_create", c_int, [_REDUCER, c_uint64, POINTER(_REDUCER)]),
     ("set_error", None, [c_char_p]),
 ]
 

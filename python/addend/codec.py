@@ -18,6 +18,9 @@ DTYPES = ("float32", "bfloat16", "float16")  # in the order of addend_dtype
 _OPS = tuple(Op)
 
 
+_DEVICES = ("cpu", "cuda")  # in the order of their numbers
+
+
 class Codec:
     """Encodes and decodes one bucket, step after step; keep it, for it learns and keeps residuals.
 
@@ -35,7 +38,9 @@ class Codec:
     `scale`: the result is scale times the sum. `segments`: (id, count) of the parameters that make
     up the bucket, whose residuals then survive a move to another bucket. `first_step`: the number
     of the first step. `latency_us`, `gbit_per_s`: hints about the network; they change the choice
-    of mode, never the result.
+    of mode, never the result. `device`: "cpu" or "cuda"; there addresses are device memory, and
+    everything is enqueued on `stream` (a cudaStream_t as a number), so that calls return before it
+    is done.
     """
 
     def __init__(
@@ -53,7 +58,11 @@ class Codec:
         segments: Sequence[tuple[int, int]] = (),
         latency_us: float | None = None,
         gbit_per_s: float | None = None,
+        device: str = "cpu",
+        stream: int = 0,
     ) -> None:
+        if device not in _DEVICES:
+            raise InvalidArgument(f"device {device!r} is not one of {', '.join(_DEVICES)}")
         if dtype not in DTYPES:
             raise InvalidArgument(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
         layout = _native.Layout()
@@ -73,6 +82,7 @@ class Codec:
             layout.network_latency_us = latency_us
         if gbit_per_s is not None:
             layout.network_gbit_per_s = gbit_per_s
+        layout.device, layout.stream = _DEVICES.index(device), stream
 
         handle = ctypes.c_void_p()
         check(library.codec_create(spec.encode(), layout, ctypes.byref(handle)))

@@ -174,3 +174,13 @@ def fall_back(primary: Reducer, fallback: Reducer, on_switch: Callable[[str], No
     primary.belong_to(both)
     fallback.belong_to(both)
     return both
+
+
+def stage(host: Reducer) -> Reducer:
+    """Takes planes that are a CUDA device's to a reducer of the host, through pinned memory, in
+    chunks that overlap with the wire. All workers of a group stage, or none. Owns `host`."""
+    handle = ctypes.c_void_p()
+    check(library.staged_create(host.handle, 0, ctypes.byref(handle)))
+    staged = Reducer(handle, host.world, host.worker, host)
+    host.belong_to(staged)
+    return staged

@@ -12,6 +12,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 import addend.torch
+from addend.torch._engine import can_encode_on
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
@@ -76,6 +77,9 @@ def _train(rank: int, codec: str | None, **options: Any) -> list[float]:
     dist.all_gather(everyone, flat)
     assert all(torch.equal(one, flat) for one in everyone), f"{codec}: replicas differ"
     if handle is not None:
+        if can_encode_on(flat.device):
+            there = [b.codecs.on_device for b in handle._buckets.values() if b.codecs is not None]
+            assert there == [codec != "cast:bf16"] * len(there), f"{codec}: {there}"
         handle.close()
     return [float(loss) for loss in losses]
 
@@ -90,6 +94,7 @@ def _body(rank: int, world: int, rendezvous: str, backend: str) -> None:
         plain = _train(rank, None, **options)
         assert _train(rank, "exact", **options) == pytest.approx(plain, rel=1e-5)
         assert _train(rank, "dense", **options) == pytest.approx(plain, rel=1e-5)
+        assert _train(rank, "cast:bf16", **options) == pytest.approx(plain, abs=0.01)
         quantised = _train(rank, "quant:bits=4,feedback=float", **options)
         assert quantised == pytest.approx(plain, abs=0.01)
     addend.torch.close_all()

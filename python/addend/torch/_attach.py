@@ -134,7 +134,15 @@ def _log_start(model: Any, specs: Specs, engine: Engine) -> None:
         engine.link.latency_us,
         engine.link.gbit_per_s,
         engine.way,
-        "tensors staged through pinned memory"
-        if any(p.device.type != "cpu" for p in parameters)
-        else "tensors on the CPU",
+        _where(engine, parameters),
+    )
+
+
+def _where(engine: Engine, parameters: list[torch.nn.Parameter]) -> str:
+    if all(p.device.type == "cpu" for p in parameters):
+        return "tensors on the CPU"
+    return (
+        "planes staged through pinned memory"
+        if engine.on_device
+        else "tensors staged through pinned memory"
     )

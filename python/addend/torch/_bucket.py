@@ -47,8 +47,9 @@ class Run(NamedTuple):
 class Codecs:
     """Those of one gradient, in the order of its elements."""
 
-    def __init__(self, runs: Sequence[Run], itemsize: int) -> None:
-        self.runs = list(runs)
+    def __init__(self, runs: Sequence[Run], itemsize: int, on_device: bool = False) -> None:
+        """`on_device`: they encode where the gradient is."""
+        self.runs, self.on_device = list(runs), on_device
         self._itemsize = itemsize
 
     def parts(self, address: int) -> list[Part]:
@@ -74,7 +75,8 @@ class Codecs:
 class Memory:
     """Where codecs find a gradient: itself, or pinned host memory that stands for a device's."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor, encoded_there: bool = False) -> None:
+        """`encoded_there`: codecs run where the gradient is, and give it its scale."""
         self.tensor = self.result = tensor
         self.on_device = tensor.device.type != "cpu"
         self.address = tensor.data_ptr()
@@ -82,13 +84,19 @@ class Memory:
             return
         self._ready = torch.cuda.Event()
         self._ready.record()
-        self.stream = _side_stream(tensor.device)
+        self.stream = side_stream(tensor.device)
+        self._host: torch.Tensor | None = None
+        if encoded_there:
+            tensor.record_stream(self.stream)
+            return
         self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         self.address = self._host.data_ptr()
 
     def fetch(self) -> None:
-        """Makes a device's gradient readable at `address`."""
+        """Makes a device's gradient readable at `address`, there in the order of the stream."""
         with self.order():
+            if self._host is None:
+                return
             self._host.copy_(self.tensor, non_blocking=True)
             copied = torch.cuda.Event()
             copied.record()
@@ -96,6 +104,8 @@ class Memory:
 
     def store(self, scale: float) -> None:
         """Puts the sum, times `scale`, where a device's gradient was."""
+        if self._host is None:
+            return
         with self.order():
             self.tensor.copy_(self._host, non_blocking=True)
             if scale != 1.0:
@@ -115,7 +125,8 @@ class Memory:
 _side_streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """What we do on a device is in this order, beside what its owner does."""
     if device not in _side_streams:
         _side_streams[device] = torch.cuda.Stream(device=device, priority=-1)
     return _side_streams[device]

@@ -32,11 +32,11 @@ from typing import Any, Callable, NamedTuple
 import torch
 import torch.distributed as dist
 
-from addend import Codec, Error, Mismatch, Timeout, Unavailable
+from addend import Codec, Error, Mismatch, Timeout, Unavailable, Unsupported
 from addend.pipeline import Claim, Outcome, Part, Pipeline
 from addend.reducer import Link, Reducer
 from addend.torch import _group, _log
-from addend.torch._bucket import Plan
+from addend.torch._bucket import Plan, side_stream
 from addend.torch._group import Group
 from addend.torch._group_sums import is_timeout
 from addend.torch._peers import Peers, Place, describe
@@ -59,6 +59,23 @@ class Way(NamedTuple):
     group: Group | None = None  # that they have to themselves
 
 
+def can_encode_on(device: torch.device, spec: str = "dense", dtype: str = "float32") -> bool:
+    """Whether this codec runs on the device: libaddend_cuda.so is there, and has it."""
+    if device.type != "cuda":
+        return False
+    try:
+        with torch.cuda.device(device):
+            stream = side_stream(device).cuda_stream
+            made = Codec(
+                spec, dtype=dtype, count=1, world=1, worker=0, device="cuda", stream=stream
+            )
+    except Unsupported as error:
+        _log.INIT.info("%s runs on the CPU: %s", spec, error)
+        return False
+    made.close()
+    return True
+
+
 class Engine:
     """What jobs on one group share. `deadline_s`: how long one may wait for the other ranks."""
 
@@ -71,8 +88,11 @@ class Engine:
         link: Link,
         deadline_s: float,
         way: Way,
+        on_device: bool,
     ) -> None:
-        """`group`: of our own for plain sums, its tensors on `device`."""
+        """`group`: of our own for plain sums, its tensors on `device`. `on_device`: the reducer
+        takes planes of codecs that run where CUDA tensors are."""
+        self.on_device = on_device
         self._groups = [group] if way.group is None else [group, way.group]
         self.group, self.device, self.peers, self.link = group, device, peers, link
         self.world, self.rank, self.way = peers.world, peers.rank, way.name
@@ -108,6 +128,12 @@ class Engine:
     def repeats(self) -> bool:
         """Whether a job may have to begin again, so that gradients must be kept."""
         return self.quorum > 0
+
+    def encodes_on_device(self, specs: set[str], dtype: str, device: torch.device) -> bool:
+        """Whether all of these codecs run where such a tensor is; the same on all ranks."""
+        if not self.on_device or device.type != "cuda":
+            return False
+        return all(can_encode_on(device, spec, dtype) for spec in specs)
 
     def leaves(self, tensor: torch.Tensor) -> bool:
         """Whether plain sums of such tensors are better left to the backend."""

@@ -16,7 +16,7 @@ import addend
 from addend import Codec, InvalidArgument, Mismatch
 from addend.pipeline import Outcome
 from addend.torch import _log
-from addend.torch._bucket import DTYPES, Codecs, Memory, Plan, Run, digest
+from addend.torch._bucket import DTYPES, Codecs, Memory, Plan, Run, digest, side_stream
 from addend.torch._engine import Engine, value_of
 from addend.torch._meter import Meter, profiler_range
 from addend.torch._peers import Place
@@ -183,8 +183,9 @@ class Handle:
     ) -> "torch.futures.Future[torch.Tensor]":
         """The gradient travels as its codecs say."""
         future, promised = self._promise(buffer)
-        memory, codecs = Memory(buffer), known.codecs
+        codecs = known.codecs
         assert codecs is not None
+        memory = Memory(buffer, codecs.on_device)
 
         def done(outcome: Outcome) -> None:
             known.agreed = True
@@ -323,6 +324,7 @@ class Handle:
         if dtype is None:
             _log.PLAN.info("bucket %d: %s has no codec, travels as it is", index, buffer.dtype)
             return _Bucket(key, buffer, names, plan, None, [])
+        there = self._engine.encodes_on_device(set(specs), dtype, buffer.device)
         runs: list[Run] = []
         owners: list[tuple[str, Codec, int]] = []
         first = 0
@@ -333,25 +335,38 @@ class Handle:
                 end += 1
             count = sum(sizes[first:end])
             codec = self._make_codec(
-                specs[first], dtype, buffer.device, list(zip(names[first:end], sizes[first:end]))
+                specs[first],
+                dtype,
+                buffer.device,
+                list(zip(names[first:end], sizes[first:end])),
+                there,
             )
             owners += [(name, codec, i) for i, name in enumerate(names[first:end])]
             runs.append(Run(begin, codec, count))
             begin += count
             first = end
         _log.PLAN.info(
-            "bucket %d: %d elements of %d parameters, %s",
+            "bucket %d: %d elements of %d parameters, %s%s",
             index,
             buffer.numel(),
             len(names),
             ", ".join(sorted(set(specs))),
+            ", encoded on the device" if there else "",
         )
-        return _Bucket(key, buffer, names, plan, Codecs(runs, buffer.element_size()), owners)
+        codecs = Codecs(runs, buffer.element_size(), there)
+        return _Bucket(key, buffer, names, plan, codecs, owners)
 
     def _make_codec(
-        self, spec: str, dtype: str, device: torch.device, parameters: list[tuple[str, int]]
+        self,
+        spec: str,
+        dtype: str,
+        device: torch.device,
+        parameters: list[tuple[str, int]],
+        there: bool,
     ) -> Codec:
+        """`there`: it runs where the gradient is."""
         engine = self._engine
+        scaled = there or device.type == "cpu"
         codec = Codec(
             spec,
             dtype=dtype,
@@ -360,12 +375,14 @@ class Handle:
             worker=engine.rank,
             seed=self._seed,
             bucket=digest(" ".join(name for name, _ in parameters)),
-            # On a device the division happens there.
-            scale=1.0 / engine.world if device.type == "cpu" else 1.0,
+            # A device's gradient that the CPU encodes is divided when it is back.
+            scale=1.0 / engine.world if scaled else 1.0,
             first_step=self._step,
             segments=[(digest(name), size) for name, size in parameters],
             latency_us=engine.link.latency_us,
             gbit_per_s=engine.link.gbit_per_s,
+            device="cuda" if there else "cpu",
+            stream=side_stream(device).cuda_stream if there else 0,
         )
         for i, (name, size) in enumerate(parameters):
             parked = self._parked.pop(name, None)

@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 
 from addend import Aggregator, Error, Mismatch
-from addend.reducer import Link, Reducer, alone, call_back, connect, fall_back
+from addend.reducer import Link, Reducer, alone, call_back, connect, fall_back, stage
 from addend.torch import _group, _jobs, _log
 from addend.torch._bucket import digest
-from addend.torch._engine import Engine, Way, close_orphans
+from addend.torch._engine import Engine, Way, can_encode_on, close_orphans
 from addend.torch._group import Group
 from addend.torch._group_sums import GroupSums
 from addend.torch._peers import Peers, listen
@@ -55,10 +55,14 @@ def start(
             )
         service = None if aggregator is None else _jobs.join(aggregator, own, where)
         reducer, way = _make_reducer(own, where, peers, exchange, service, deadline_s)
+        # All stage or none: chunks are rounds of their own.
+        there = all(said == b"1" for said in exchange(b"1" if can_encode_on(device) else b"0"))
         try:
+            if there:
+                reducer = stage(reducer)
             found = link if link is not None else reducer.measure_link(deadline_s)
             reducer.set_link(found)
-            return Engine(own, where, reducer, peers, found, deadline_s, way)
+            return Engine(own, where, reducer, peers, found, deadline_s, way, there)
         except Exception:
             reducer.close()
             raise
