@@ -4,6 +4,8 @@
 // rounded one by one, as on a CPU.
 #pragma once
 
+#include <atomic>
+
 #include <cuda_runtime.h>
 
 #include "addend/plane.h"
@@ -17,43 +19,21 @@ inline constexpr uint32_t kAll = 0xFFFFFFFFu;
 inline constexpr uint32_t kPerLane = kWarpBlock / kWarp;
 inline constexpr uint32_t kTileBytes = kWarpBlock * 4;
 
-// Elements of a gradient; kF32 etc. are known where a kernel is compiled.
-template <DType kType>
-struct Element {
-  using Word = uint16_t;
-};
-template <>
-struct Element<DType::kF32> {
-  using Word = float;
-};
-
-template <DType kType>
-__device__ __forceinline__ float widen(typename Element<kType>::Word word) {
-  if constexpr (kType == DType::kF32) {
-    return word;
-  } else if constexpr (kType == DType::kBf16) {
-    return addend_f32_from_bf16(word);
-  } else {
-    float value;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(word));
-    return value;
-  }
+__device__ __forceinline__ float widen_f16(uint16_t half) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));
+  return value;
 }
 
-template <DType kType>
-__device__ __forceinline__ typename Element<kType>::Word narrow(float value) {
-  if constexpr (kType == DType::kF32) {
-    return value;
-  } else if constexpr (kType == DType::kBf16) {
-    return addend_bf16_from_f32(value);
-  } else {
-    return addend_f16_from_f32(value);
-  }
-}
-
+// An element of a type that is known where a kernel is compiled.
 template <DType kType>
 __device__ __forceinline__ float load_element(const void* gradient, uint64_t i) {
-  return widen<kType>(static_cast<const typename Element<kType>::Word*>(gradient)[i]);
+  if constexpr (kType == DType::kF32) {
+    return static_cast<const float*>(gradient)[i];
+  } else {
+    const uint16_t half = static_cast<const uint16_t*>(gradient)[i];
+    return kType == DType::kBf16 ? addend_f32_from_bf16(half) : widen_f16(half);
+  }
 }
 
 // The same where the type is not worth a kernel of its own.
@@ -73,7 +53,7 @@ __device__ __forceinline__ float kept(float x) { return finite(x) ? x : 0.0f; }
 __device__ __forceinline__ bool is_live(uint32_t norm) { return norm != 0 && norm < kFirstBroken; }
 
 __device__ __forceinline__ uint64_t first_lane(const DeviceStep& step, uint64_t b) {
-  return step.survey->all_live != 0 ? step.blocks[b].place : step.lanes[b];
+  return step.survey->all_live != 0 ? step.parts[b].place : step.lanes[b];
 }
 
 // What a norm lane says, out of a norm in double.
@@ -87,20 +67,29 @@ struct Rounder {
   float scale, middle, top;
   const float* thresholds;
 
-  __device__ Rounder(const DeviceStep& step, const DeviceBlock& block, float norm,
-                     const float* table)
-      : scale(scale_to_table(step.grid, norm)),
+  __device__ __forceinline__ Rounder(const DeviceStep& step, const BlockPart& part,
+                                     const float* table)
+      : scale(part.scale),
         middle(static_cast<float>(step.grid.granularity) / 2),
         top(static_cast<float>(step.grid.granularity)),
-        thresholds(table + threshold_place(step.draw.seed, block.threshold_name)) {}
+        thresholds(table + part.threshold) {}
 };
 
+// What became of an element: its cell, as it lies in memory, and the way it was rounded.
 struct Rounded {
-  DeviceCell cell;
+  uint2 cell;
   bool up;
-  __device__ __forceinline__ uint32_t code() const { return up ? cell.code_up : cell.code_down; }
-  __device__ __forceinline__ float level() const {
-    return up ? cell.lower + addend_f32_from_bf16(cell.gap) : cell.lower;
+  __device__ __forceinline__ float lower() const { return addend_f32_from_bits(cell.x); }
+  __device__ __forceinline__ float gap() const {
+    return addend_f32_from_bits(cell.y & 0xFFFF0000u);
+  }
+  __device__ __forceinline__ float level() const { return up ? lower() + gap() : lower(); }
+  __device__ __forceinline__ uint32_t code() const { return (up ? cell.y >> 8 : cell.y) & 0xFFu; }
+  // `word` with the code as its byte k.
+  template <uint32_t kByte>
+  __device__ __forceinline__ uint32_t code_in(uint32_t word) const {
+    constexpr uint32_t kOthers = 0x3210u & ~(0xFu << 4 * kByte);
+    return __byte_perm(word, cell.y, up ? kOthers | 5u << 4 * kByte : kOthers | 4u << 4 * kByte);
   }
 };
 
@@ -109,10 +98,16 @@ __device__ __forceinline__ Rounded round_element(const Rounder& q, const DeviceC
   const float y = fminf(fmaxf(x * q.scale + q.middle, 0.0f), q.top);
   const uint32_t cell = (addend_f32_bits(y + kToCell) >> kCellShift) & 0xFFu;
   Rounded result;
-  const uint2 raw = reinterpret_cast<const uint2*>(cells)[cell];
-  memcpy(&result.cell, &raw, sizeof(raw));
-  result.up = y - result.cell.lower > threshold * addend_f32_from_bf16(result.cell.gap);
+  result.cell = reinterpret_cast<const uint2*>(cells)[cell];
+  result.up = y - result.lower() > threshold * result.gap();
   return result;
+}
+
+// Whether a live block is one of the report's sample, and which.
+__device__ __forceinline__ bool is_sampled(const DeviceStep& step, uint32_t b, uint32_t* sample) {
+  const uint32_t rank = step.survey->all_live != 0 ? b : step.ranks[b];
+  *sample = rank / step.survey->every;
+  return rank - *sample * step.survey->every == step.survey->phase;
 }
 
 // ---- A warp and its block ------------------------------------------------------------------
@@ -177,28 +172,45 @@ __device__ __forceinline__ void butterflies(float (&v)[kPerLane]) {
   }
 }
 
-// v = the lane's 64 consecutive elements, of a tile of floats or 16-bit elements.
-template <DType kType>
+// v = the lane's 64 consecutive elements, of a tile of floats.
 __device__ __forceinline__ void read_rows(const uint8_t* tile, uint32_t lane,
                                           float (&v)[kPerLane]) {
   const uint32_t key = (lane & 7u) << 4;
-  if constexpr (kType == DType::kF32) {
 #pragma unroll
-    for (uint32_t k = 0; k < 16; ++k) {
-      const float4 four = *reinterpret_cast<const float4*>(tile + lane * 256 + ((k * 16) ^ key));
-      v[4 * k] = four.x, v[4 * k + 1] = four.y, v[4 * k + 2] = four.z, v[4 * k + 3] = four.w;
+  for (uint32_t k = 0; k < 16; ++k) {
+    const float4 four = *reinterpret_cast<const float4*>(tile + lane * 256 + ((k * 16) ^ key));
+    v[4 * k] = four.x, v[4 * k + 1] = four.y, v[4 * k + 2] = four.z, v[4 * k + 3] = four.w;
+  }
+}
+
+// The same of a tile of 16-bit elements.
+template <typename Widen>
+__device__ __forceinline__ void read_half_rows(const uint8_t* tile, uint32_t lane,
+                                               const Widen& widen, float (&v)[kPerLane]) {
+  const uint32_t key = (lane & 7u) << 4;
+#pragma unroll
+  for (uint32_t k = 0; k < 8; ++k) {
+    const uint4 eight = *reinterpret_cast<const uint4*>(tile + lane * 128 + ((k * 16) ^ key));
+    const uint32_t words[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+    for (uint32_t w = 0; w < 4; ++w) {
+      v[8 * k + 2 * w] = widen(static_cast<uint16_t>(words[w] & 0xFFFFu));
+      v[8 * k + 2 * w + 1] = widen(static_cast<uint16_t>(words[w] >> 16));
     }
+  }
+}
+
+template <typename Word>
+__device__ __forceinline__ void read_elements(const uint8_t* tile, uint32_t lane, uint8_t dtype,
+                                              float (&v)[kPerLane]) {
+  if constexpr (sizeof(Word) == 4) {
+    read_rows(tile, lane, v);
+  } else if (static_cast<DType>(dtype) == DType::kBf16) {
+    read_half_rows(
+        tile, lane, [](uint16_t half) { return addend_f32_from_bf16(half); }, v);
   } else {
-#pragma unroll
-    for (uint32_t k = 0; k < 8; ++k) {
-      const uint4 eight = *reinterpret_cast<const uint4*>(tile + lane * 128 + ((k * 16) ^ key));
-      const uint32_t words[4] = {eight.x, eight.y, eight.z, eight.w};
-#pragma unroll
-      for (uint32_t w = 0; w < 4; ++w) {
-        v[8 * k + 2 * w] = widen<kType>(static_cast<uint16_t>(words[w] & 0xFFFFu));
-        v[8 * k + 2 * w + 1] = widen<kType>(static_cast<uint16_t>(words[w] >> 16));
-      }
-    }
+    read_half_rows(
+        tile, lane, [](uint16_t half) { return widen_f16(half); }, v);
   }
 }
 
@@ -241,7 +253,7 @@ __device__ __forceinline__ void columns_to_rows(uint8_t* tile, uint32_t lane,
   for (uint32_t j = 0; j < kPerLane; ++j)
     *reinterpret_cast<float*>(tile + tile_at<4>(j * 128 + lane * 4)) = v[j];
   __syncwarp();
-  read_rows<DType::kF32>(tile, lane, v);
+  read_rows(tile, lane, v);
 }
 
 // The transform of 64 consecutive elements a lane, to elements 32 j + lane; stages in order, as the
@@ -256,27 +268,53 @@ __device__ __forceinline__ void transform_rows(uint8_t* tile, uint32_t lane, flo
 }
 
 // v = the rotated block times prescale, elements 32 j + lane; the tile holds its elements.
-template <DType kType, typename AfterTile>
-__device__ __forceinline__ void rotate_tile(const DeviceStep& step, const DeviceBlock& block,
-                                            float prescale, uint8_t* tile, uint32_t lane,
-                                            float (&v)[kPerLane], const AfterTile& tile_is_free) {
-  read_rows<kType>(tile, lane, v);
+template <typename Word, typename AfterTile>
+__device__ __forceinline__ void rotate_tile(const DeviceStep& step, uint64_t signs, float prescale,
+                                            uint8_t* tile, uint32_t lane, float (&v)[kPerLane],
+                                            const AfterTile& tile_is_free) {
+  read_elements<Word>(tile, lane, step.dtype, v);
   if (prescale != 1) {
 #pragma unroll
     for (float& x : v)
       x *= prescale;
   }
-  flip_rows(v, addend_random(sign_stream(step.seed, block.owner, step.epoch, block.number), lane));
+  flip_rows(v, addend_random(signs, lane));
   transform_rows(tile, lane, v, tile_is_free);
 }
 
-// Adds what is owed, elements 32 j + lane. As the scalar code: owed is added to 0, scaled, and
-// added.
-__device__ __forceinline__ void add_owed(const float* owed, float prescale, uint32_t lane,
+// Starts copying what a block owes to a tile of its own, as it lies in memory.
+__device__ __forceinline__ void start_owed(uint8_t* tile, const float* owed, uint32_t lane) {
+#pragma unroll
+  for (uint32_t at = 0; at < kTileBytes; at += kWarp * 16) {
+    const uint32_t byte = at + lane * 16;
+    copy_async<16>(tile + byte, reinterpret_cast<const uint8_t*>(owed) + byte);
+  }
+}
+
+// Adds it to elements 32 j + lane. As the scalar code: owed is added to 0, scaled, and added.
+__device__ __forceinline__ void add_owed(const uint8_t* tile, float prescale, uint32_t lane,
                                          float (&v)[kPerLane]) {
 #pragma unroll
   for (uint32_t j = 0; j < kPerLane; ++j)
-    v[j] += (0.0f + __ldcs(owed + j * kWarp + lane)) * prescale;
+    v[j] += (0.0f + reinterpret_cast<const float*>(tile)[j * kWarp + lane]) * prescale;
+  __syncwarp();
+}
+
+// The energy of elements square(j) = the square of element 32 j + lane, in the sixteen running sums
+// of the reference: sum l takes its elements from lanes l and l + 16 in turn.
+template <typename Square>
+__device__ __forceinline__ float column_energy(const Square& square) {
+  float sum = 0;
+#pragma unroll
+  for (uint32_t j = 0; j < kPerLane; ++j) {
+    const float mine = square(j);
+    const float other = __shfl_xor_sync(kAll, mine, kLanes);
+    sum = (sum + mine) + other;
+  }
+#pragma unroll
+  for (uint32_t half = kLanes / 2; half > 0; half /= 2)
+    sum += __shfl_down_sync(kAll, sum, half);
+  return __shfl_sync(kAll, sum, 0);
 }
 
 // Blocks of a launch: block, then the one that this warp has next. Neighbours go to different CTAs,
@@ -337,46 +375,58 @@ __device__ inline void load_shared(const DeviceStep& step, uint64_t b, float pre
   __syncthreads();
 }
 
-// Runs `body` with the gradient's type as a constant.
-template <typename Body>
-int with_type(uint8_t dtype, const Body& body) {
-  switch (static_cast<DType>(dtype)) {
-    case DType::kF32:
-      return body(std::integral_constant<DType, DType::kF32>());
-    case DType::kBf16:
-      return body(std::integral_constant<DType, DType::kBf16>());
-    default:
-      return body(std::integral_constant<DType, DType::kF16>());
-  }
-}
+// ---- Launches ------------------------------------------------------------------------------
 
-// A kernel's grid where every warp takes the blocks that it can: as many CTAs as run at once.
-template <typename Kernel>
-int resident_grid(Kernel* kernel, uint32_t threads, uint64_t shared, uint64_t wanted,
-                  uint32_t* grid) {
+inline constexpr int kKnownDevices = 64;
+
+// How many CTAs of a kernel run at once on the calling thread's device; asked once a device.
+template <auto kKernel, uint32_t kThreads, uint64_t kShared>
+int resident_ctas(uint32_t* ctas) {
+  static std::atomic<uint32_t> known[kKnownDevices];
   int device = 0, processors = 0, each = 0;
   if (const auto code = cudaGetDevice(&device)) return code;
+  std::atomic<uint32_t>& here = known[device % kKnownDevices];
+  *ctas = here.load(std::memory_order_relaxed);
+  if (*ctas != 0 && device < kKnownDevices) return 0;
   if (const auto code = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device))
     return code;
-  if (const auto code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             static_cast<int>(shared)))
+  if (const auto code = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                             static_cast<int>(kShared)))
     return code;
-  if (const auto code = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-          &each, kernel, static_cast<int>(threads), shared))
+  if (const auto code =
+          cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kKernel, kThreads, kShared))
     return code;
-  const uint64_t most = static_cast<uint64_t>(processors) * static_cast<uint64_t>(each);
-  *grid = static_cast<uint32_t>(wanted < most ? wanted : most);
+  *ctas = static_cast<uint32_t>(processors * each);
+  here.store(*ctas, std::memory_order_relaxed);
   return 0;
 }
 
-// Launches with as many CTAs as run at once, or as are wanted.
-template <typename... Parameters, typename... Arguments>
-int launch(void (*kernel)(Parameters...), uint32_t threads, uint64_t shared, uint64_t wanted,
-           void* stream, const Arguments&... arguments) {
+// Launches as many CTAs as run at once, or as are wanted.
+template <auto kKernel, uint32_t kThreads, uint64_t kShared, typename... Arguments>
+int launch_resident(uint64_t wanted, void* stream, const Arguments&... arguments) {
   if (wanted == 0) return 0;
   uint32_t grid = 0;
-  if (const int code = resident_grid(kernel, threads, shared, wanted, &grid)) return code;
-  kernel<<<grid, threads, shared, static_cast<cudaStream_t>(stream)>>>(arguments...);
+  if (const int code = resident_ctas<kKernel, kThreads, kShared>(&grid)) return code;
+  if (wanted < grid) grid = static_cast<uint32_t>(wanted);
+  kKernel<<<grid, kThreads, kShared, static_cast<cudaStream_t>(stream)>>>(arguments...);
+  return cudaGetLastError();
+}
+
+inline constexpr uint32_t kCtaThreads = 256;
+
+// Launches a kernel that has a block of the step in shared memory, a CTA each.
+template <auto kKernel, typename... Arguments>
+int launch_ctas(const DeviceStep& step, void* stream, const Arguments&... arguments) {
+  constexpr uint64_t kUnasked = 48 * 1024, kMostCtas = 1 << 20;
+  const uint64_t shared = uint64_t{step.largest} * 4;
+  if (step.cta_count == 0) return 0;
+  if (shared > kUnasked) {
+    if (const auto code = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                               static_cast<int>(shared)))
+      return code;
+  }
+  const auto grid = static_cast<uint32_t>(step.cta_count < kMostCtas ? step.cta_count : kMostCtas);
+  kKernel<<<grid, kCtaThreads, shared, static_cast<cudaStream_t>(stream)>>>(step, arguments...);
   return cudaGetLastError();
 }
 

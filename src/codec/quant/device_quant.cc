@@ -65,8 +65,9 @@ Status DeviceQuantCodec::set_up() {
 Status DeviceQuantCodec::reserve_planes() {
   ADDEND_TRY(norms_.reserve(blocks_.size() * 4));
   ADDEND_TRY(survey_.reserve(sizeof(Survey)));
+  ADDEND_TRY(parts_.reserve(blocks_.size() * sizeof(BlockPart)));
   ADDEND_TRY(first_lanes_.reserve(blocks_.size() * 8));
-  ADDEND_TRY(sampled_.reserve(blocks_.size() * 4));
+  ADDEND_TRY(ranks_.reserve(blocks_.size() * 4));
   ADDEND_TRY(thresholds_.reserve(2 * kThresholds * 4));
   ADDEND_TRY(lanes_.reserve(op_bytes(op(), blocks_.padded())));
   if (indices()) ADDEND_TRY(sums_.reserve(op_sum_bytes(op(), blocks_.padded())));
@@ -74,8 +75,9 @@ Status DeviceQuantCodec::reserve_planes() {
   ADDEND_TRY(sample_memory_.reserve((blocks_.size() / kSampleEvery + 1) * sizeof(Sample)));
   args_.norms = norms_.as<uint32_t>();
   args_.survey = survey_.as<Survey>();
+  args_.parts = parts_.as<BlockPart>();
   args_.lanes = first_lanes_.as<uint64_t>();
-  args_.sampled = sampled_.as<uint32_t>();
+  args_.ranks = ranks_.as<uint32_t>();
   args_.thresholds = thresholds_.as<float>();
   return {};
 }
@@ -102,16 +104,19 @@ bool DeviceQuantCodec::suits_warp(const Block& block) const {
 
 Status DeviceQuantCodec::send_blocks() {
   std::vector<DeviceBlock> blocks;
-  std::vector<uint32_t> warps, ctas;
+  std::vector<uint32_t> sizes, warps, ctas;
   for (const Block& block : blocks_) {
     (suits_warp(block) ? warps : ctas).push_back(static_cast<uint32_t>(blocks.size()));
     blocks.push_back({block.begin, block.place, block.owner, block.number, threshold_name(block),
                       block.elements, block.size});
+    sizes.push_back(block.size);
   }
   ADDEND_TRY(upload(blocks_on_, blocks.data(), blocks.size() * sizeof(DeviceBlock)));
+  ADDEND_TRY(upload(sizes_, sizes.data(), sizes.size() * 4));
   ADDEND_TRY(upload(warp_blocks_, warps.data(), warps.size() * 4));
   ADDEND_TRY(upload(cta_blocks_, ctas.data(), ctas.size() * 4));
   args_.blocks = blocks_on_.as<DeviceBlock>();
+  args_.sizes = sizes_.as<uint32_t>();
   args_.block_count = blocks.size();
   args_.warp_blocks = warp_blocks_.as<uint32_t>();
   args_.warp_count = warps.size();
@@ -150,8 +155,8 @@ Status DeviceQuantCodec::upload(cuda::DeviceBuffer& buffer, const void* from, ui
 uint64_t DeviceQuantCodec::memory_bytes() const {
   uint64_t total = blocks_.memory_bytes() + sample_memory_.capacity();
   for (const cuda::DeviceBuffer* buffer :
-       {&blocks_on_, &warp_blocks_, &cta_blocks_, &cells_, &norms_, &survey_, &first_lanes_,
-        &sampled_, &thresholds_, &lanes_, &sums_, &contributors_on_, &kept_[0].values,
+       {&blocks_on_, &sizes_, &warp_blocks_, &cta_blocks_, &cells_, &norms_, &survey_, &parts_,
+        &first_lanes_, &ranks_, &thresholds_, &lanes_, &sums_, &contributors_on_, &kept_[0].values,
         &kept_[0].scales, &kept_[1].values, &kept_[1].scales}) {
     total += buffer->capacity();
   }

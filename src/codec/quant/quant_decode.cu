@@ -9,7 +9,6 @@ namespace {
 constexpr uint32_t kWarpThreads = 128;
 constexpr uint32_t kWarpCtas = 4;  // at once on a multiprocessor: 128 registers a thread
 constexpr uint64_t kWarpShared = kWarpThreads / kWarp * kTileBytes;
-constexpr uint32_t kCtaThreads = 256;
 
 __device__ float sum_at(DeviceCarrier carrier, const void* sums, uint64_t at) {
   if (carrier == DeviceCarrier::kU8)
@@ -44,10 +43,34 @@ __device__ __forceinline__ void read_sums(const void* sums, uint64_t first, floa
   }
 }
 
-template <DType kType>
-__device__ __forceinline__ typename Element<kType>::Word decoded(float x, double back) {
-  if (back != 1) x = static_cast<float>(static_cast<double>(x) * back);
-  return narrow<kType>(x);
+// As wire/half.h, which NaN is left to.
+__device__ __forceinline__ uint16_t narrowed(uint8_t dtype, float x) {
+  uint16_t half;
+  if (static_cast<DType>(dtype) == DType::kBf16) {
+    if (x != x) return addend_bf16_from_f32(x);
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(half) : "f"(x));
+  } else {
+    if (x != x) return addend_f16_from_f32(x);
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(x));
+  }
+  return half;
+}
+
+// Element i of the gradient = x, rounded to its type.
+__device__ __forceinline__ void store_element(uint8_t dtype, void* gradient, uint64_t i, float x) {
+  if (static_cast<DType>(dtype) == DType::kF32) {
+    __stcs(static_cast<float*>(gradient) + i, x);
+  } else {
+    __stcs(static_cast<uint16_t*>(gradient) + i, narrowed(dtype, x));
+  }
+}
+
+__device__ __forceinline__ float scaled_back(float x, double back) {
+  return back == 1 ? x : static_cast<float>(static_cast<double>(x) * back);
+}
+
+__device__ __forceinline__ float fill_of(uint32_t norm) {
+  return addend_f32_from_bits(norm == 0 ? 0 : 0x7FC00000u);
 }
 
 // Negates elements 32 j + lane where bit 32 j + lane of the words is set; lane w has word w.
@@ -66,7 +89,21 @@ __device__ __forceinline__ void flip_columns(uint8_t* tile, uint32_t lane, uint6
   __syncwarp();
 }
 
-template <DType kType>
+// f32, or a 16-bit type.
+template <bool kWide>
+__device__ __forceinline__ void store_columns(uint8_t dtype, void* gradient, uint64_t first,
+                                              const float (&v)[kPerLane]) {
+#pragma unroll
+  for (uint32_t j = 0; j < kPerLane; ++j) {
+    if constexpr (kWide) {
+      __stcs(static_cast<float*>(gradient) + first + j * kWarp, v[j]);
+    } else {
+      store_element(dtype, gradient, first + j * kWarp, v[j]);
+    }
+  }
+}
+
+template <bool kWide>
 __global__ void __launch_bounds__(kWarpThreads, kWarpCtas)
     decode_warps(const DeviceStep step, const void* sums, DeviceCarrier carrier,
                  const SumScale scale, void* gradient) {
@@ -74,17 +111,14 @@ __global__ void __launch_bounds__(kWarpThreads, kWarpCtas)
   const uint32_t lane = threadIdx.x % kWarp;
   uint8_t* tile = shared + threadIdx.x / kWarp * kTileBytes;
   for (uint64_t at = first_of_warp(); at < step.warp_count; at += warps_in_grid()) {
-    const uint64_t b = step.warp_blocks[at];
-    const DeviceBlock& block = step.blocks[b];
+    const uint32_t b = step.warp_blocks[at];
+    const BlockPart& part = step.parts[b];
     const uint32_t bits = step.norms[b];
-    auto* to = static_cast<typename Element<kType>::Word*>(gradient) + block.begin + lane;
     if (!is_live(bits)) {
-      const auto fill = narrow<kType>(addend_f32_from_bits(bits == 0 ? 0 : 0x7FC00000u));
-      for (uint32_t j = 0; j < kPerLane; ++j)
-        to[j * kWarp] = fill;
+      for (uint32_t i = lane; i < kWarpBlock; i += kWarp)
+        store_element(step.dtype, gradient, part.begin + i, fill_of(bits));
       continue;
     }
-    const SumValues values = sum_values(step.grid, addend_f32_from_bits(bits), block.size, scale);
     float v[kPerLane];
     const uint64_t first = first_lane(step, b) + lane * kPerLane;
     if (carrier == DeviceCarrier::kU8) {
@@ -94,26 +128,18 @@ __global__ void __launch_bounds__(kWarpThreads, kWarpCtas)
     } else {
       read_sums<4>(sums, first, v);
     }
+    const SumValues values = sum_values(step.grid, addend_f32_from_bits(bits), kWarpBlock, scale);
 #pragma unroll
     for (float& x : v)
       x = x * values.levels.factor + values.levels.offset;
     transform_rows(tile, lane, v, [] {});
-    flip_columns(tile, lane,
-                 addend_random(sign_stream(step.seed, block.owner, step.epoch, block.number), lane),
-                 v);
+    flip_columns(tile, lane, addend_random(part.signs, lane), v);
+    if (values.back != 1) {
 #pragma unroll
-    for (uint32_t j = 0; j < kPerLane; ++j)
-      __stcs(to + j * kWarp, decoded<kType>(v[j], values.back));
-  }
-}
-
-__device__ void store_any(uint8_t dtype, void* gradient, uint64_t i, float x, double back) {
-  if (static_cast<DType>(dtype) == DType::kF32) {
-    static_cast<float*>(gradient)[i] = decoded<DType::kF32>(x, back);
-  } else {
-    static_cast<uint16_t*>(gradient)[i] = static_cast<DType>(dtype) == DType::kBf16
-                                              ? decoded<DType::kBf16>(x, back)
-                                              : decoded<DType::kF16>(x, back);
+      for (float& x : v)
+        x = scaled_back(x, values.back);
+    }
+    store_columns<kWide>(step.dtype, gradient, part.begin + lane, v);
   }
 }
 
@@ -126,9 +152,8 @@ __global__ void __launch_bounds__(kCtaThreads)
     const DeviceBlock& block = step.blocks[b];
     const uint32_t bits = step.norms[b];
     if (!is_live(bits)) {
-      const float fill = addend_f32_from_bits(bits == 0 ? 0 : 0x7FC00000u);
       for (uint32_t i = threadIdx.x; i < block.elements; i += blockDim.x)
-        store_any(step.dtype, gradient, block.begin + i, fill, 1);
+        store_element(step.dtype, gradient, block.begin + i, fill_of(bits));
       continue;
     }
     const SumValues values = sum_values(step.grid, addend_f32_from_bits(bits), block.size, scale);
@@ -142,7 +167,7 @@ __global__ void __launch_bounds__(kCtaThreads)
     }
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < block.elements; i += blockDim.x)
-      store_any(step.dtype, gradient, block.begin + i, x[i], values.back);
+      store_element(step.dtype, gradient, block.begin + i, scaled_back(x[i], values.back));
   }
 }
 
@@ -164,7 +189,7 @@ __global__ void __launch_bounds__(kWarpThreads, kWarpCtas)
     start_tile(tile, values, lane);
     wait_copies();
     float v[kPerLane];
-    read_rows<DType::kF32>(tile, lane, v);
+    read_rows(tile, lane, v);
 #pragma unroll
     for (float& x : v)
       x = (0.0f + x) * (1.0f / kWarpBlock);  // as exact as the division
@@ -200,21 +225,18 @@ __global__ void __launch_bounds__(kCtaThreads)
 
 int launch_decode(const DeviceStep& step, const void* sums, DeviceCarrier carrier,
                   const SumScale& scale, void* gradient, void* stream) {
-  const int code = with_type(step.dtype, [&](auto type) {
-    return launch(decode_warps<decltype(type)::value>, kWarpThreads, kWarpShared, step.warp_count,
-                  stream, step, sums, carrier, scale, gradient);
-  });
-  if (code != 0) return code;
-  return launch(decode_ctas, kCtaThreads, uint64_t{step.largest} * 4, step.cta_count, stream, step,
-                sums, carrier, scale, gradient);
+  const int code = static_cast<DType>(step.dtype) == DType::kF32
+                       ? launch_resident<decode_warps<true>, kWarpThreads, kWarpShared>(
+                             step.warp_count, stream, step, sums, carrier, scale, gradient)
+                       : launch_resident<decode_warps<false>, kWarpThreads, kWarpShared>(
+                             step.warp_count, stream, step, sums, carrier, scale, gradient);
+  return code != 0 ? code : launch_ctas<decode_ctas>(step, stream, sums, carrier, scale, gradient);
 }
 
 int launch_turn(const DeviceStep& step, DeviceResidual owed, void* stream) {
-  if (const int code = launch(turn_warps, kWarpThreads, kWarpShared, step.warp_count, stream, step,
-                              static_cast<float*>(owed.values)))
-    return code;
-  return launch(turn_ctas, kCtaThreads, uint64_t{step.largest} * 4, step.cta_count, stream, step,
-                owed);
+  const int code = launch_resident<turn_warps, kWarpThreads, kWarpShared>(
+      step.warp_count, stream, step, static_cast<float*>(owed.values));
+  return code != 0 ? code : launch_ctas<turn_ctas>(step, stream, owed);
 }
 
 }  // namespace addend::quant

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Round 1 on a device: rotate, round, lay out the lanes, and, with feedback, what is owed after the
 // step, into memory of its own: a step that fails leaves what was owed before.
+#include <utility>
+
 #include "codec/quant/device_block.cuh"
 #include "codec/quant/quant_launch.cuh"
 
 namespace addend::quant {
 namespace {
 
-constexpr uint32_t kWarpThreads = 512;
-constexpr uint32_t kCtaThreads = 256;
 // Before the tiles of a CTA's warps.
 constexpr uint32_t kTableBytes = kDeviceCells * 8 + 2 * kThresholds * 4;
 
@@ -72,31 +72,60 @@ __device__ __forceinline__ void store_nibbles(void* lanes, uint64_t element, uin
 // ---- A warp a block.
 
 // Rounds v (elements 32 j + lane) and stores codes; with feedback v becomes what is left.
-template <bool kNibbles, bool kOwes>
+template <bool kOwes>
 __device__ __forceinline__ void round_columns(const Rounder& q, const DeviceCell* cells,
                                               const Affine& values, float inverse,
                                               DeviceCarrier carrier, void* lanes, uint64_t element,
                                               uint32_t lane, float (&v)[kPerLane]) {
-  constexpr uint32_t kRows = kNibbles ? 8 : 4;
+  constexpr uint32_t kRows = 8,
+                     kCycle = kThresholds / kWarp;  // rows j and j + 32 share a threshold
 #pragma unroll
-  for (uint32_t j = 0; j < kPerLane; j += kRows) {
-    uint32_t word = 0;
+  for (uint32_t j = 0; j < kCycle; j += kRows) {
+    float thresholds[kRows];
 #pragma unroll
-    for (uint32_t k = 0; k < kRows; ++k) {
-      const float threshold = q.thresholds[((j + k) * kWarp) % kThresholds + lane];
-      const Rounded r = round_element(q, cells, v[j + k], threshold);
-      word |= r.code() << (k < 4 ? 8 * k : 8 * (k - 4) + 4);
-      if constexpr (kOwes) {
-        const float left = v[j + k] - (r.level() * values.factor + values.offset);
-        v[j + k] = kept(left * inverse);
+    for (uint32_t k = 0; k < kRows; ++k)
+      thresholds[k] = q.thresholds[(j + k) * kWarp + lane];
+#pragma unroll
+    for (uint32_t first = j; first < kPerLane; first += kCycle) {
+      uint32_t words[2] = {0, 0};
+      const auto take = [&](auto row) {
+        constexpr uint32_t k = decltype(row)::value;
+        float& x = v[first + k];
+        const Rounded r = round_element(q, cells, x, thresholds[k]);
+        words[k / 4] = r.template code_in<k % 4>(words[k / 4]);
+        if constexpr (kOwes) x = kept((x - (r.level() * values.factor + values.offset)) * inverse);
+      };
+      [&]<uint32_t... kRow>(std::integer_sequence<uint32_t, kRow...>) {
+        (take(std::integral_constant<uint32_t, kRow>()), ...);
+      }
+      (std::make_integer_sequence<uint32_t, kRows>());
+      if (carrier == DeviceCarrier::kNibbles) {
+        store_nibbles(lanes, element + first * kWarp, words[0] | words[1] << 4, lane);
+      } else {
+        store_rows(carrier, lanes, element + first * kWarp, words[0], lane);
+        store_rows(carrier, lanes, element + (first + 4) * kWarp, words[1], lane);
       }
     }
-    if constexpr (kNibbles) {
-      store_nibbles(lanes, element + j * kWarp, word, lane);
-    } else {
-      store_rows(carrier, lanes, element + j * kWarp, word, lane);
-    }
   }
+}
+
+__device__ __forceinline__ double sample_unit(const DeviceStep& step, uint32_t size,
+                                              float prescale) {
+  return static_cast<double>(prescale) * static_cast<double>(prescale) *
+         (step.grid.rotates ? size : 1);
+}
+
+// The report's sample of a block: the energy of v, and of what rounding takes from it.
+__device__ __forceinline__ void sample_columns(const Rounder& q, const DeviceCell* cells,
+                                               const Affine& values, double unit, uint32_t lane,
+                                               const float (&v)[kPerLane], Sample* sample) {
+  const float energy = column_energy([&](uint32_t j) { return v[j] * v[j]; });
+  const float lost = column_energy([&](uint32_t j) {
+    const Rounded r = round_element(q, cells, v[j], q.thresholds[(j * kWarp) % kThresholds + lane]);
+    const float left = v[j] - (r.level() * values.factor + values.offset);
+    return left * left;
+  });
+  if (lane == 0) *sample = {static_cast<double>(energy) / unit, static_cast<double>(lost) / unit};
 }
 
 // A block that does not travel keeps what it owes if it is broken, and owes nothing if it is
@@ -107,46 +136,61 @@ __device__ __forceinline__ void pass_on(const float* owed, float* next, uint32_t
     next[i] = norm == 0 ? 0.0f : owed[i];
 }
 
-template <DType kType, bool kNibbles, bool kOwes>
-__global__ void __launch_bounds__(kWarpThreads, 1)
-    encode_warps(const DeviceStep step, void* lanes, float* next) {
+// With feedback a warp has a second tile, and there are fewer warps.
+template <bool kOwes>
+constexpr uint32_t kWarpThreads = kOwes ? 384 : 512;
+template <bool kOwes>
+constexpr uint32_t kWarpTiles = kOwes ? 2 : 1;
+template <bool kOwes>
+constexpr uint64_t kShared =
+    kTableBytes + kWarpThreads<kOwes> / kWarp* kWarpTiles<kOwes>* kTileBytes;
+
+template <typename Word, bool kOwes>
+__global__ void __launch_bounds__(kWarpThreads<kOwes>, 1)
+    encode_warps(const DeviceStep step, void* lanes, float* next, Sample* samples) {
   extern __shared__ __align__(128) uint8_t shared[];
   auto* tables = reinterpret_cast<Tables*>(shared);
   load_tables(step, tables);
   const uint32_t lane = threadIdx.x % kWarp;
-  uint8_t* tile = shared + kTableBytes + threadIdx.x / kWarp * kTileBytes;
-  const auto* gradient = static_cast<const typename Element<kType>::Word*>(step.gradient);
+  uint8_t* tile = shared + kTableBytes + threadIdx.x / kWarp * kWarpTiles<kOwes> * kTileBytes;
+  uint8_t* owed_tile = tile + kTileBytes;
+  const auto* owed = static_cast<const float*>(step.owed.values);
   const auto start = [&](uint64_t at) {
-    if (at < step.warp_count)
-      start_tile(tile, gradient + step.blocks[step.warp_blocks[at]].begin, lane);
+    if (at >= step.warp_count) return;
+    const BlockPart& part = step.parts[step.warp_blocks[at]];
+    start_tile(tile, static_cast<const Word*>(step.gradient) + part.begin, lane);
+    if constexpr (kOwes) start_owed(owed_tile, owed + part.place, lane);
   };
   start(first_of_warp());
   for (uint64_t at = first_of_warp(); at < step.warp_count; at += warps_in_grid()) {
-    const uint64_t b = step.warp_blocks[at];
-    const DeviceBlock& block = step.blocks[b];
-    const uint32_t bits = step.norms[b];
-    const float* owed = static_cast<const float*>(step.owed.values) + block.place;
+    const uint32_t b = step.warp_blocks[at];
+    const BlockPart part = step.parts[b];
     wait_copies();
-    if (!is_live(bits)) {
-      if constexpr (kOwes) pass_on(owed, next + block.place, bits, lane);
+    if (part.prescale == 0) {
+      if constexpr (kOwes) pass_on(owed + part.place, next + part.place, step.norms[b], lane);
       start(at + warps_in_grid());
       continue;
     }
-    const float shared_norm = addend_f32_from_bits(bits);
-    const float prescale = prescale_of(shared_norm);
     float v[kPerLane];
-    rotate_tile<kType>(step, block, prescale, tile, lane, v, [&] { start(at + warps_in_grid()); });
-    if constexpr (kOwes) add_owed(owed, prescale, lane, v);
-    const float norm = shared_norm * prescale;
-    const Rounder q(step, block, norm, tables->thresholds);
-    const Affine values = kOwes ? level_values(step.grid, norm) : Affine{};
+    rotate_tile<Word>(step, part.signs, part.prescale, tile, lane, v, [&] {
+      if constexpr (!kOwes) start(at + warps_in_grid());
+    });
+    if constexpr (kOwes) {
+      add_owed(owed_tile, part.prescale, lane, v);
+      start(at + warps_in_grid());
+    }
+    const Rounder q(step, part, tables->thresholds);
+    if (uint32_t sample; is_sampled(step, b, &sample)) {
+      sample_columns(q, tables->cells, part.values, sample_unit(step, kWarpBlock, part.prescale),
+                     lane, v, samples + sample);
+    }
     // Division by a power of two, whose inverse is one.
-    round_columns<kNibbles, kOwes>(q, tables->cells, values, 1 / prescale, step.carrier, lanes,
-                                   first_lane(step, b), lane, v);
+    round_columns<kOwes>(q, tables->cells, part.values, 1 / part.prescale, step.carrier, lanes,
+                         first_lane(step, b), lane, v);
     if constexpr (kOwes) {
 #pragma unroll
       for (uint32_t j = 0; j < kPerLane; ++j)
-        __stcs(next + block.place + j * kWarp + lane, v[j]);
+        __stcs(next + part.place + j * kWarp + lane, v[j]);
     }
   }
 }
@@ -180,15 +224,20 @@ __device__ void store_code(DeviceCarrier carrier, void* lanes, uint64_t at, uint
   }
 }
 
-__device__ void encode_shared(const DeviceStep& step, uint64_t b, void* lanes,
-                              const DeviceResidual& next, float* z) {
+__device__ void encode_shared(const DeviceStep& step, uint32_t b, void* lanes,
+                              const DeviceResidual& next, Sample* samples, float* z) {
   const DeviceBlock& block = step.blocks[b];
-  const float shared_norm = addend_f32_from_bits(step.norms[b]);
-  const float prescale = prescale_of(shared_norm);
-  const float norm = shared_norm * prescale;
+  const BlockPart& part = step.parts[b];
+  const float prescale = part.prescale;
   load_shared(step, b, prescale, z);
-  const Rounder q(step, block, norm, step.thresholds);
-  const Affine values = level_values(step.grid, norm);
+  // The report's sample of a long block is a stretch of it.
+  const uint32_t n = block.size < kSampleLength ? block.size : kSampleLength;
+  const float* stretch = z + step.step * n % block.size;
+  uint32_t sample = 0;
+  const bool sampled = is_sampled(step, b, &sample);
+  const float energy = sampled ? shared_energy(stretch, n) : 0;
+  const Rounder q(step, part, step.thresholds);
+  const Affine values = part.values;
   const uint64_t first = first_lane(step, b);
   for (uint32_t i = 2 * threadIdx.x; i < block.size; i += 2 * blockDim.x) {
     const Rounded even = round_element(q, step.cells, z[i], q.thresholds[i % kThresholds]);
@@ -200,83 +249,57 @@ __device__ void encode_shared(const DeviceStep& step, uint64_t b, void* lanes,
       store_code(step.carrier, lanes, first + i, even.code());
       store_code(step.carrier, lanes, first + i + 1, odd.code());
     }
-    z[i] = (z[i] - (even.level() * values.factor + values.offset)) / prescale;
-    z[i + 1] = (z[i + 1] - (odd.level() * values.factor + values.offset)) / prescale;
+    z[i] -= even.level() * values.factor + values.offset;
+    z[i + 1] -= odd.level() * values.factor + values.offset;
   }
   __syncthreads();
-  if (next.values != nullptr) store_owed(next, block, b, z);
-}
-
-// Sample k of the report: the energies of a stretch of a block and of what rounding lost of it.
-__device__ void take_sample(const DeviceStep& step, uint64_t k, Sample* samples, float* z) {
-  const uint64_t live = step.survey->live;
-  const uint64_t every = live < kSampleEvery ? live : kSampleEvery;
-  if (every == 0 || step.step % every + k * every >= live) return;
-  const uint64_t b = step.survey->all_live != 0 ? step.step % every + k * every : step.sampled[k];
-  const DeviceBlock& block = step.blocks[b];
-  const float shared_norm = addend_f32_from_bits(step.norms[b]);
-  const float prescale = prescale_of(shared_norm);
-  const float norm = shared_norm * prescale;
-  load_shared(step, b, prescale, z);
-  const uint32_t n = block.size < kSampleLength ? block.size : kSampleLength;
-  float* x = z + step.step * n % block.size;
-  const float energy = shared_energy(x, n);
-  const Rounder q(step, block, norm, step.thresholds);
-  const Affine values = level_values(step.grid, norm);
-  for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) {
-    const Rounded r = round_element(q, step.cells, x[i], q.thresholds[i % kThresholds]);
-    x[i] = x[i] - (r.level() * values.factor + values.offset);
+  const float lost = sampled ? shared_energy(stretch, n) : 0;
+  if (sampled && threadIdx.x == 0) {
+    const double unit = sample_unit(step, block.size, prescale);
+    samples[sample] = {static_cast<double>(energy) / unit, static_cast<double>(lost) / unit};
   }
-  const float lost = shared_energy(x, n);
-  if (threadIdx.x != 0) return;
-  const double unit = static_cast<double>(prescale) * static_cast<double>(prescale) *
-                      (step.grid.rotates ? block.size : 1);
-  samples[k] = {static_cast<double>(energy) / unit, static_cast<double>(lost) / unit};
+  if (next.values == nullptr) return;
+  for (uint32_t i = threadIdx.x; i < block.size; i += blockDim.x)
+    z[i] /= prescale;
+  __syncthreads();
+  store_owed(next, block, b, z);
 }
 
 __global__ void __launch_bounds__(kCtaThreads)
-    encode_ctas(const DeviceStep step, void* lanes, DeviceResidual next, Sample* samples,
-                uint64_t sample_count) {
+    encode_ctas(const DeviceStep step, void* lanes, DeviceResidual next, Sample* samples) {
   extern __shared__ __align__(16) float z[];
-  for (uint64_t at = blockIdx.x; at < step.cta_count + sample_count; at += gridDim.x) {
-    if (at >= step.cta_count) {
-      take_sample(step, at - step.cta_count, samples, z);
-      continue;
-    }
-    const uint64_t b = step.cta_blocks[at];
+  for (uint64_t at = blockIdx.x; at < step.cta_count; at += gridDim.x) {
+    const uint32_t b = step.cta_blocks[at];
     if (is_live(step.norms[b])) {
-      encode_shared(step, b, lanes, next, z);
+      encode_shared(step, b, lanes, next, samples, z);
     } else if (next.values != nullptr) {
       pass_on_shared(step, next, b);
     }
   }
 }
 
-template <DType kType, bool kNibbles>
-int launch_warps(const DeviceStep& step, void* lanes, const DeviceResidual& next, void* stream) {
-  constexpr uint64_t kShared = kTableBytes + kWarpThreads / kWarp * kTileBytes;
-  auto* values = static_cast<float*>(next.values);
-  const auto run = [&](auto* kernel) {
-    return launch(kernel, kWarpThreads, kShared, step.warp_count, stream, step, lanes, values);
-  };
-  return values == nullptr ? run(encode_warps<kType, kNibbles, false>)
-                           : run(encode_warps<kType, kNibbles, true>);
+template <typename Word, bool kOwes>
+int launch_warps(const DeviceStep& step, void* lanes, const DeviceResidual& next, Sample* samples,
+                 void* stream) {
+  return launch_resident<encode_warps<Word, kOwes>, kWarpThreads<kOwes>, kShared<kOwes>>(
+      step.warp_count, stream, step, lanes, static_cast<float*>(next.values), samples);
+}
+
+template <typename Word>
+int launch_warps(const DeviceStep& step, void* lanes, const DeviceResidual& next, Sample* samples,
+                 void* stream) {
+  return next.values == nullptr ? launch_warps<Word, false>(step, lanes, next, samples, stream)
+                                : launch_warps<Word, true>(step, lanes, next, samples, stream);
 }
 
 }  // namespace
 
 int launch_encode(const DeviceStep& step, void* lanes, DeviceResidual next, Sample* samples,
                   void* stream) {
-  const int code = with_type(step.dtype, [&](auto type) {
-    constexpr DType kType = decltype(type)::value;
-    return step.carrier == DeviceCarrier::kNibbles
-               ? launch_warps<kType, true>(step, lanes, next, stream)
-               : launch_warps<kType, false>(step, lanes, next, stream);
-  });
-  if (code != 0) return code;
-  const uint64_t sample_count = (step.block_count + kSampleEvery - 1) / kSampleEvery;
-  return launch(encode_ctas, kCtaThreads, uint64_t{step.largest} * 4, step.cta_count + sample_count,
-                stream, step, lanes, next, samples, sample_count);
+  const int code = static_cast<DType>(step.dtype) == DType::kF32
+                       ? launch_warps<float>(step, lanes, next, samples, stream)
+                       : launch_warps<uint16_t>(step, lanes, next, samples, stream);
+  return code != 0 ? code : launch_ctas<encode_ctas>(step, stream, lanes, next, samples);
 }
 
 }  // namespace addend::quant

@@ -51,7 +51,21 @@ struct Survey {
   uint64_t live = 0;      ///< blocks that travel
   uint64_t lanes = 0;     ///< of those
   uint64_t broken = 0;    ///< elements in broken blocks
-  uint64_t all_live = 0;  ///< 1: block b's lanes start at its place
+  uint32_t all_live = 0;  ///< 1: block b's lanes start at its place, and b is its rank
+  uint32_t every = 0;     ///< live blocks whose rank is `phase` in so many are the report's sample
+  uint32_t phase = 0;
+  uint32_t tickets = 0;  ///< CTAs that have counted
+};
+
+/// A block's part in a step.
+struct BlockPart {
+  uint64_t begin = 0, place = 0;
+  uint64_t signs = 0;      ///< names its stream
+  float norm = 0;          ///< shared, times prescale
+  float prescale = 0;      ///< 0 where the block does not travel
+  float scale = 0;         ///< elements to table units
+  Affine values;           ///< levels to elements
+  uint32_t threshold = 0;  ///< where it starts in the step's thresholds
 };
 
 /// The report's sample of one block, in the gradient's units.
@@ -65,6 +79,7 @@ struct DeviceStep {
   uint8_t dtype = 0;  ///< a DType
   Grid grid;
   const DeviceBlock* blocks = nullptr;
+  const uint32_t* sizes = nullptr;  ///< of each block, once more
   uint64_t block_count = 0;
   const uint32_t* warp_blocks = nullptr;  ///< numbers of blocks that a warp codes
   uint64_t warp_count = 0;
@@ -79,8 +94,9 @@ struct DeviceStep {
 
   uint32_t* norms = nullptr;  ///< one a block
   Survey* survey = nullptr;
+  BlockPart* parts = nullptr;   ///< of each block
   uint64_t* lanes = nullptr;    ///< first lane of each block, where not all are live
-  uint32_t* sampled = nullptr;  ///< block of each sample, where not all are live
+  uint32_t* ranks = nullptr;    ///< of each block among the live, where not all are
   float* thresholds = nullptr;  ///< 2 * kThresholds
   const DeviceCell* cells = nullptr;
   DeviceCarrier carrier = DeviceCarrier::kU8;
@@ -95,8 +111,8 @@ struct QuantKernels {
 
   /// norms = what this worker says in round 0.
   int (*norms)(const DeviceStep& step, void* stream);
-  /// Reads the folded norms: survey, lanes, sampled; draws the thresholds, sets *contributors to 1,
-  /// and tells the host.
+  /// Reads the folded norms: survey, parts, lanes, ranks; draws the thresholds, sets *contributors
+  /// to 1, and tells the host.
   int (*survey)(const DeviceStep& step, uint32_t* contributors, cuda::Mail* mail, uint64_t sequence,
                 void* stream);
   /// Writes the lanes of all live blocks, with feedback also `next`, what is owed after the step,

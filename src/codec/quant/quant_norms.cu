@@ -7,8 +7,7 @@ namespace addend::quant {
 namespace {
 
 constexpr uint32_t kNormThreads = 256;
-constexpr uint32_t kRotateThreads = 512;
-constexpr uint32_t kCtaThreads = 256;
+constexpr uint32_t kRotateThreads = 384;
 
 __device__ __forceinline__ bool plain_energy(float energy) {
   return energy > kLeastEnergy && energy < kMostEnergy;
@@ -92,22 +91,7 @@ __global__ void __launch_bounds__(kNormThreads) plain_norms(const DeviceStep ste
   }
 }
 
-// With a residual: the norm of rotated coordinates. Element 32 j + lane is in v[j], and sum l takes
-// its elements from lanes l and l + 16 in turn.
-__device__ __forceinline__ float column_energy(const float (&v)[kPerLane]) {
-  float sum = 0;
-#pragma unroll
-  for (uint32_t j = 0; j < kPerLane; ++j) {
-    const float square = v[j] * v[j];
-    const float other = __shfl_xor_sync(kAll, square, kLanes);
-    sum = (sum + square) + other;
-  }
-#pragma unroll
-  for (uint32_t half = kLanes / 2; half > 0; half /= 2)
-    sum += __shfl_down_sync(kAll, sum, half);
-  return __shfl_sync(kAll, sum, 0);
-}
-
+// With a residual: the norm of rotated coordinates, element 32 j + lane in v[j].
 __device__ __forceinline__ double column_norm(const float (&v)[kPerLane]) {
   bool broken = false, any = false;
 #pragma unroll
@@ -129,21 +113,23 @@ __device__ __forceinline__ double column_norm(const float (&v)[kPerLane]) {
   return sqrt(energy);
 }
 
-template <DType kType>
+template <typename Word>
 __global__ void __launch_bounds__(kRotateThreads, 1) owing_norms(const DeviceStep step) {
   extern __shared__ __align__(128) uint8_t shared[];
   const uint32_t lane = threadIdx.x % kWarp;
-  uint8_t* tile = shared + threadIdx.x / kWarp * kTileBytes;
-  const auto* gradient = static_cast<const typename Element<kType>::Word*>(step.gradient);
+  uint8_t* tile = shared + threadIdx.x / kWarp * 2 * kTileBytes;
+  uint8_t* owed_tile = tile + kTileBytes;
   const auto start = [&](uint64_t at) {
-    if (at < step.warp_count)
-      start_tile(tile, gradient + step.blocks[step.warp_blocks[at]].begin, lane);
+    if (at >= step.warp_count) return;
+    const DeviceBlock& block = step.blocks[step.warp_blocks[at]];
+    start_tile(tile, static_cast<const Word*>(step.gradient) + block.begin, lane);
+    start_owed(owed_tile, static_cast<const float*>(step.owed.values) + block.place, lane);
   };
   start(first_of_warp());
   for (uint64_t at = first_of_warp(); at < step.warp_count; at += warps_in_grid()) {
     const uint64_t b = step.warp_blocks[at];
     const DeviceBlock& block = step.blocks[b];
-    const float* owed = static_cast<const float*>(step.owed.values) + block.place;
+    const uint64_t signs = sign_stream(step.seed, block.owner, step.epoch, block.number);
     double norm = 0;
     float v[kPerLane];
     // A second time, out of harm's way, if the rotation itself overflowed.
@@ -151,15 +137,15 @@ __global__ void __launch_bounds__(kRotateThreads, 1) owing_norms(const DeviceSte
     for (uint32_t pass = 0; pass < 2; ++pass) {
       const float prescale = pass == 0 ? 1.0f : kFarDown;
       wait_copies();
-      rotate_tile<kType>(step, block, prescale, tile, lane, v,
-                         [&] { start(at + warps_in_grid()); });
-      add_owed(owed, prescale, lane, v);
-      const float energy = column_energy(v);
+      rotate_tile<Word>(step, signs, prescale, tile, lane, v, [] {});
+      add_owed(owed_tile, prescale, lane, v);
+      start(at + warps_in_grid());
+      const float energy = column_energy([&](uint32_t j) { return v[j] * v[j]; });
       norm = static_cast<double>(sqrtf(energy));
       if (pass > 0 || !plain_energy(energy)) norm = column_norm(v) / static_cast<double>(prescale);
       if (pass > 0 || norm <= 1.7976931348623157e308) break;
       wait_copies();
-      start_tile(tile, gradient + block.begin, lane);
+      start(at);
     }
     norm *= 1 / sqrt(static_cast<double>(block.size));
     if (lane == 0) step.norms[b] = lane_of_norm(norm);
@@ -206,20 +192,25 @@ __global__ void __launch_bounds__(kCtaThreads) owing_cta_norms(const DeviceStep 
 }  // namespace
 
 int launch_norms(const DeviceStep& step, void* stream) {
-  return with_type(step.dtype, [&](auto type) {
-    constexpr DType kType = decltype(type)::value;
-    if (step.owed.values == nullptr) {
-      constexpr uint64_t kEach = kNormThreads / kLanes;
-      return launch(plain_norms<kType>, kNormThreads, 0, (step.block_count + kEach - 1) / kEach,
-                    stream, step);
+  if (step.owed.values == nullptr) {
+    constexpr uint64_t kEach = kNormThreads / kLanes;
+    const uint64_t wanted = (step.block_count + kEach - 1) / kEach;
+    switch (static_cast<DType>(step.dtype)) {
+      case DType::kF32:
+        return launch_resident<plain_norms<DType::kF32>, kNormThreads, 0>(wanted, stream, step);
+      case DType::kBf16:
+        return launch_resident<plain_norms<DType::kBf16>, kNormThreads, 0>(wanted, stream, step);
+      default:
+        return launch_resident<plain_norms<DType::kF16>, kNormThreads, 0>(wanted, stream, step);
     }
-    constexpr uint64_t kWarps = kRotateThreads / kWarp;
-    if (const int code = launch(owing_norms<kType>, kRotateThreads, kWarps * kTileBytes,
-                                step.warp_count, stream, step))
-      return code;
-    return launch(owing_cta_norms, kCtaThreads, uint64_t{step.largest} * 4, step.cta_count, stream,
-                  step);
-  });
+  }
+  constexpr uint64_t kShared = kRotateThreads / kWarp * 2 * kTileBytes;
+  const int code = static_cast<DType>(step.dtype) == DType::kF32
+                       ? launch_resident<owing_norms<float>, kRotateThreads, kShared>(
+                             step.warp_count, stream, step)
+                       : launch_resident<owing_norms<uint16_t>, kRotateThreads, kShared>(
+                             step.warp_count, stream, step);
+  return code != 0 ? code : launch_ctas<owing_cta_norms>(step, stream);
 }
 
 }  // namespace addend::quant

@@ -8,91 +8,109 @@
 namespace addend::quant {
 namespace {
 
-constexpr uint32_t kThreads = 1024;
+constexpr uint32_t kThreads = 256;
+constexpr uint32_t kWarps = kThreads / kWarp;
 
-struct Counts {
-  uint64_t live = 0, lanes = 0, broken = 0;
-  __device__ void add(const Counts& other) {
-    live += other.live, lanes += other.lanes, broken += other.broken;
-  }
-};
-
-__device__ Counts shuffle_up(const Counts& mine, uint32_t by) {
-  Counts other;
-  other.live = __shfl_up_sync(kAll, mine.live, by);
-  other.lanes = __shfl_up_sync(kAll, mine.lanes, by);
-  other.broken = __shfl_up_sync(kAll, mine.broken, by);
-  return other;
+// What rounding and decoding need of a block, once for all lanes of a warp.
+__device__ BlockPart part_of(const DeviceStep& step, const DeviceBlock& block, uint32_t bits) {
+  BlockPart part;
+  part.begin = block.begin;
+  part.place = block.place;
+  part.signs = sign_stream(step.seed, block.owner, step.epoch, block.number);
+  part.threshold = static_cast<uint32_t>(threshold_place(step.draw.seed, block.threshold_name));
+  if (!is_live(bits)) return part;
+  const float norm = addend_f32_from_bits(bits);
+  part.prescale = prescale_of(norm);
+  part.norm = norm * part.prescale;
+  part.scale = scale_to_table(step.grid, part.norm);
+  part.values = level_values(step.grid, part.norm);
+  return part;
 }
 
-// The sum of `mine` over the threads before this one; `total` gets that over all.
-__device__ Counts scan(const Counts& mine, Counts* total) {
-  __shared__ Counts of_warp[kWarp];
+__device__ uint64_t sum_of_warp(uint64_t x) {
+  for (uint32_t by = kWarp / 2; by > 0; by /= 2)
+    x += __shfl_xor_sync(kAll, x, by);
+  return x;
+}
+
+__device__ void add(uint64_t* to, uint64_t x) {
+  if (x != 0) atomicAdd(reinterpret_cast<unsigned long long*>(to), x);
+}
+
+// Where the live blocks' lanes start, and their ranks, if some blocks do not travel. One CTA.
+__device__ void place_blocks(const DeviceStep& step) {
+  __shared__ uint64_t lanes_of[kWarps];
+  __shared__ uint32_t live_of[kWarps];
   const uint32_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  Counts sum = mine;
-  for (uint32_t by = 1; by < kWarp; by *= 2) {
-    const Counts other = shuffle_up(sum, by);
-    if (lane >= by) sum.add(other);
-  }
-  if (lane == kWarp - 1) of_warp[warp] = sum;
-  __syncthreads();
-  if (warp == 0) {
-    Counts warps = of_warp[lane];
+  uint64_t lanes = 0;
+  uint32_t live_before = 0;
+  for (uint64_t base = 0; base < step.block_count; base += kThreads) {
+    const uint64_t b = base + threadIdx.x;
+    const bool live = b < step.block_count && is_live(step.norms[b]);
+    const uint32_t size = live ? step.sizes[b] : 0;
+    const uint32_t all = __ballot_sync(kAll, live);
+    uint32_t end = size;
     for (uint32_t by = 1; by < kWarp; by *= 2) {
-      const Counts other = shuffle_up(warps, by);
-      if (lane >= by) warps.add(other);
+      const uint32_t other = __shfl_up_sync(kAll, end, by);
+      if (lane >= by) end += other;
     }
-    of_warp[lane] = warps;
+    if (lane == kWarp - 1) lanes_of[warp] = end, live_of[warp] = __popc(all);
+    __syncthreads();
+    uint64_t mine = lanes + end - size;
+    uint32_t rank = live_before + __popc(all & ((1u << lane) - 1));
+    for (uint32_t w = 0; w < kWarps; ++w) {
+      if (w < warp) mine += lanes_of[w], rank += live_of[w];
+      lanes += lanes_of[w], live_before += live_of[w];
+    }
+    if (live) step.lanes[b] = mine, step.ranks[b] = rank;
+    __syncthreads();
   }
-  __syncthreads();
-  *total = of_warp[kWarp - 1];
-  if (warp > 0) sum.add(of_warp[warp - 1]);
-  sum.live -= mine.live, sum.lanes -= mine.lanes, sum.broken -= mine.broken;
-  return sum;
 }
 
-// One CTA: each thread has a stretch of blocks.
-__global__ void __launch_bounds__(kThreads, 1)
+// A thread a block; the CTA that comes last has all counts, and tells the host.
+__global__ void __launch_bounds__(kThreads)
     survey_blocks(const DeviceStep step, uint32_t* contributors, cuda::Mail* mail,
                   uint64_t sequence) {
-  const uint64_t stretch = (step.block_count + kThreads - 1) / kThreads;
-  const uint64_t first = threadIdx.x * stretch;
-  const uint64_t end = first + stretch < step.block_count ? first + stretch : step.block_count;
-  Counts mine;
-#pragma unroll 4
-  for (uint64_t b = first; b < end; ++b) {
+  __shared__ bool last;
+  const uint64_t stride = uint64_t{gridDim.x} * kThreads;
+  const uint64_t first = blockIdx.x * uint64_t{kThreads} + threadIdx.x;
+  uint64_t live = 0, lanes = 0, broken = 0;
+  for (uint64_t b = first; b < step.block_count; b += stride) {
     const uint32_t norm = step.norms[b];
     const DeviceBlock& block = step.blocks[b];
+    step.parts[b] = part_of(step, block, norm);
     if (is_live(norm)) {
-      ++mine.live;
-      mine.lanes += block.size;
+      ++live;
+      lanes += block.size;
     } else if (norm != 0) {
-      mine.broken += block.elements;
+      broken += block.elements;
     }
   }
-  Counts total;
-  Counts before = scan(mine, &total);
-  const bool all_live = total.live == step.block_count;
-  const uint64_t every = total.live < kSampleEvery ? total.live : kSampleEvery;
-  for (uint64_t b = first; b < end && !all_live; ++b) {
-    if (!is_live(step.norms[b])) continue;
-    step.lanes[b] = before.lanes;
-    before.lanes += step.blocks[b].size;
-    const uint64_t rank = before.live++;
-    if (rank % every == step.step % every) step.sampled[rank / every] = static_cast<uint32_t>(b);
-  }
-  const float threshold = draw_threshold(step.draw, threadIdx.x);
-  step.thresholds[threadIdx.x] = step.thresholds[threadIdx.x + kThresholds] = threshold;
+  for (uint64_t i = first; i < kThresholds; i += stride)
+    step.thresholds[i] = step.thresholds[i + kThresholds] = draw_threshold(step.draw, i);
+  live = sum_of_warp(live), lanes = sum_of_warp(lanes), broken = sum_of_warp(broken);
+  Survey* survey = step.survey;
+  if (threadIdx.x % kWarp == 0)
+    add(&survey->live, live), add(&survey->lanes, lanes), add(&survey->broken, broken);
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicAdd(&survey->tickets, 1) == gridDim.x - 1;
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  const uint64_t all = *static_cast<volatile uint64_t*>(&survey->live);
+  if (all != step.block_count) place_blocks(step);
   if (threadIdx.x != 0) return;
-  const Survey survey{total.live, total.lanes, total.broken, all_live ? 1u : 0u};
-  *step.survey = survey;
+  const auto every = static_cast<uint32_t>(all < kSampleEvery ? all : kSampleEvery);
+  survey->all_live = all == step.block_count ? 1 : 0;
+  survey->every = every == 0 ? 1 : every;
+  survey->phase = static_cast<uint32_t>(step.step % survey->every);
   *contributors = 1;
-  mail->numbers[kMailLive] = survey.live;
-  mail->numbers[kMailLanes] = survey.lanes;
-  mail->numbers[kMailBroken] = survey.broken;
+  mail->numbers[kMailLive] = all;
+  mail->numbers[kMailLanes] = *static_cast<volatile uint64_t*>(&survey->lanes);
+  mail->numbers[kMailBroken] = *static_cast<volatile uint64_t*>(&survey->broken);
   cuda::send(mail, sequence);
 }
-static_assert(kThreads == kThresholds);
 
 __global__ void tell_contributors(const uint32_t* contributors, cuda::Mail* mail,
                                   uint64_t sequence) {
@@ -110,9 +128,10 @@ __global__ void multiply_values(float* values, uint64_t n, double factor) {
 
 int launch_survey(const DeviceStep& step, uint32_t* contributors, cuda::Mail* mail,
                   uint64_t sequence, void* stream) {
-  survey_blocks<<<1, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(step, contributors, mail,
-                                                                       sequence);
-  return cudaGetLastError();
+  const auto on = static_cast<cudaStream_t>(stream);
+  if (const auto code = cudaMemsetAsync(step.survey, 0, sizeof(Survey), on)) return code;
+  return launch_resident<survey_blocks, kThreads, 0>((step.block_count + kThreads - 1) / kThreads,
+                                                     stream, step, contributors, mail, sequence);
 }
 
 int launch_contributors(const uint32_t* contributors, cuda::Mail* mail, uint64_t sequence,
@@ -122,7 +141,8 @@ int launch_contributors(const uint32_t* contributors, cuda::Mail* mail, uint64_t
 }
 
 int launch_multiply(float* values, uint64_t n, double factor, void* stream) {
-  return launch(multiply_values, 256, 0, (n + 255) / 256, stream, values, n, factor);
+  return launch_resident<multiply_values, kThreads, 0>((n + kThreads - 1) / kThreads, stream,
+                                                       values, n, factor);
 }
 
 }  // namespace addend::quant
