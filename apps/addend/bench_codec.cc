@@ -34,7 +34,8 @@ struct Subject {
   std::string_view mode;
   Pattern pattern;
   /// Opening these rounds is encoding. A sketch is peeled when it is asked for one more: that is
-  /// decoding.
+  /// decoding. The second factor of low rank is made of the sum of the first, and counts there,
+  /// too.
   uint32_t encode_rounds = kAllRounds;
   double max_encode_x = 0;
   double max_decode_x = 0;
@@ -42,6 +43,7 @@ struct Subject {
   /// A codec that rounds the gradient beforehand, so that the subject can give it back.
   const char* rounded_by = nullptr;
   double most_nmse = 0;  ///< of a lossy subject, which leaves zeros alone
+  bool square = false;   ///< the gradient is one matrix, about as wide as high
 };
 
 constexpr Subject kSubjects[] = {
@@ -77,6 +79,39 @@ constexpr Subject kSubjects[] = {
      4.5,
      nullptr,
      0.03},
+    {"lowrank 1",
+     "lowrank:rank=1",
+     "lowrank",
+     {1.0, 1},
+     1,
+     0,
+     0,
+     5.0,
+     "lowrank:rank=1",
+     1e-8,
+     true},
+    {"lowrank 4",
+     "lowrank:rank=4",
+     "lowrank",
+     {1.0, 1},
+     1,
+     0,
+     0,
+     6.0,
+     "lowrank:rank=4",
+     1e-8,
+     true},
+    {"lowrank 8",
+     "lowrank:rank=8",
+     "lowrank",
+     {1.0, 1},
+     1,
+     0,
+     0,
+     8.0,
+     "lowrank:rank=8",
+     1e-8,
+     true},
     {"packed 5 %", "exact:mode=packed", "packed", {0.05, 1}, kAllRounds, 0, 0, 2.0},
     {"packed 1 %", "exact:mode=packed", "packed", {0.01, 1}, kAllRounds, 0, 0, 1.5},
     {"packed 100 %", "exact:mode=packed", "packed", {1.0, 1}},
@@ -115,12 +150,16 @@ class Bench {
         options_.count - static_cast<uint64_t>(std::count(values, values + options_.count, 0.0f));
   }
 
-  Result<std::unique_ptr<Codec>> make_codec(const char* text) const {
+  Result<std::unique_ptr<Codec>> make_codec(const char* text, bool square = false) const {
     auto spec = CodecSpec::parse(text);
     if (!spec) return spec.error();
     Layout layout;
     layout.count = options_.count;
     layout.seed = options_.seed;
+    if (square) {
+      const auto side = static_cast<uint64_t>(std::sqrt(static_cast<double>(options_.count)));
+      layout.segments = {{1, side * side, side}, {2, options_.count - side * side}};
+    }
     return create_codec(*spec, layout);
   }
 
@@ -141,8 +180,8 @@ class Bench {
   }
 
   /// The gradient becomes what this codec makes of it.
-  Status round(const char* text) const {
-    auto codec = make_codec(text);
+  Status round(const Subject& subject) const {
+    auto codec = make_codec(subject.rounded_by, subject.square);
     if (!codec) return codec.error();
     ADDEND_TRY(step(**codec, gradient_.data(), kAllRounds));
     return {};
@@ -265,8 +304,8 @@ Status bench_codecs(const BenchOptions& options, BenchResults& results) {
     if (!options.wants(subject.name)) continue;
     fmt::print(stderr, "bench: {}\n", subject.name);
     bench->draw(subject.pattern);
-    if (subject.rounded_by != nullptr) ADDEND_TRY(bench->round(subject.rounded_by));
-    auto codec = bench->make_codec(subject.codec);
+    if (subject.rounded_by != nullptr) ADDEND_TRY(bench->round(subject));
+    auto codec = bench->make_codec(subject.codec, subject.square);
     if (!codec) return codec.error();
     ADDEND_TRY(bench->check(**codec, subject));
     auto line = bench->measure(subject, **codec);

@@ -59,9 +59,20 @@ workload::Tolerance cast_tolerance(const CodecSpec& spec, uint32_t world) {
   return tolerance;
 }
 
+/// What a projection leaves is no larger than what it got: a step may owe all of its gradient, and
+/// the next one all of both, so what it gives is off by three gradients at the most. What is not
+/// finite takes its matrix with it.
+workload::Tolerance lowrank_tolerance() {
+  workload::Tolerance tolerance;
+  tolerance.lossy = true;
+  tolerance.nmse = 9;
+  tolerance.block = std::numeric_limits<uint32_t>::max();
+  return tolerance;
+}
+
 }  // namespace
 
-std::vector<std::string> sensible_codecs() {
+std::vector<std::string> sensible_codecs(bool matrix) {
   std::vector<std::string> codecs{"dense"};
   for (const std::string& name : codec_names()) {
     if (name != "dense") codecs.push_back(name);
@@ -73,6 +84,11 @@ std::vector<std::string> sensible_codecs() {
     }
     if (name == "cast") codecs.back() += ":to=bf16";
     if (name == "cast") codecs.push_back(name + ":to=f16");
+    if (name == "lowrank") codecs.pop_back();
+    if (name == "lowrank" && matrix) {
+      for (const char* options : {"rank=1", "rank=4"})
+        codecs.push_back(name + ":" + options);
+    }
     if (name == "quant") {
       for (const char* options : {"carrier=indices", "index=auto"})
         codecs.push_back(name + ":" + options);
@@ -104,6 +120,7 @@ Result<std::vector<CodecSpec>> parse_codecs(const std::vector<std::string>& code
 
 workload::Tolerance tolerance(const CodecSpec& spec, uint32_t world) {
   if (spec.name == "cast") return cast_tolerance(spec, world);
+  if (spec.name == "lowrank") return lowrank_tolerance();
   workload::Tolerance tolerance;
   if (spec.name != "quant") return tolerance;
   tolerance.lossy = true;

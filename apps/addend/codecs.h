@@ -14,8 +14,8 @@
 
 namespace addend::cli {
 
-/// Every codec of this build with the modes worth comparing, dense first.
-std::vector<std::string> sensible_codecs();
+/// Every codec of this build with the modes worth comparing, dense first; some only of a matrix.
+std::vector<std::string> sensible_codecs(bool matrix = false);
 
 /// Adds the repeatable option --codec. `codecs` holds the default.
 CLI::Option* add_codec_option(CLI::App& command, std::vector<std::string>& codecs);
@@ -25,7 +25,7 @@ CLI::Option* add_codec_option(CLI::App& command, std::vector<std::string>& codec
 Result<std::vector<CodecSpec>> parse_codecs(const std::vector<std::string>& codecs,
                                             const Layout& layout);
 
-/// What the codec may do to a sum of so many workers; everything that is neither cast nor quant
+/// What the codec may do to a sum of so many workers; what is none of cast, quant and lowrank
 /// must give what adding floats gives.
 workload::Tolerance tolerance(const CodecSpec& spec, uint32_t world);
 /// The same over a reducer whose sums of floats may be off.

@@ -78,6 +78,8 @@ Layout layout_of(const std::vector<NpyArray>& gradients, const TryOptions& optio
   layout.world = static_cast<uint32_t>(gradients.size());
   layout.seed = options.seed;
   layout.network = options.network;
+  const std::vector<uint64_t>& shape = gradients.front().shape;
+  if (shape.size() > 1 && layout.count > 0) layout.segments = {{1, layout.count, shape.front()}};
   return layout;
 }
 
@@ -234,7 +236,7 @@ int run_try(TryOptions& options) {
   auto gradients = read_gradients(options.files);
   if (!gradients) return fail(gradients.error());
   const Layout layout = layout_of(*gradients, options);
-  if (options.codecs.empty()) options.codecs = sensible_codecs();
+  if (options.codecs.empty()) options.codecs = sensible_codecs(!layout.segments.empty());
   auto specs = parse_codecs(options.codecs, layout);
   if (!specs) return fail(specs.error());
   std::vector<const void*> inputs;
@@ -286,7 +288,9 @@ void add_try_command(CLI::App& app, Exit& exit) {
   command->add_option("--seed", options->seed, "of the codecs")->capture_default_str();
   command->add_flag("--json", options->json, "print one JSON document");
   command->footer(
-      "Each codec runs two steps, of which the second knows the union of the first. Bytes and "
+      "An array of several dimensions is a matrix of its first by the others (lowrank). Each codec "
+      "runs\n"
+      "two steps, of which the second knows the union of the first. Bytes and "
       "times are\n"
       "the second's; answers and errors are checked in both. Exit code 1 if any element is "
       "wrong.\n\n"

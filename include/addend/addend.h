@@ -117,6 +117,9 @@ typedef struct addend_layout {
   uint32_t device; /* ADDEND_DEVICE_... */
   uint32_t reserved;
   void* stream;
+  /* Rows of each segment that is a matrix, 0 for the others; null: no segment is one. Copied. A
+   * matrix lies row by row. */
+  const uint64_t* segment_rows;
 } addend_layout;
 
 #define ADDEND_DEVICE_CPU 0u

@@ -53,6 +53,7 @@ struct NetworkHint {
 struct Segment {
   uint64_t id = 0;     ///< the same wherever the segment travels; unique in a layout
   uint64_t count = 0;  ///< elements
+  uint64_t rows = 0;   ///< of a matrix, which lies row by row, count / rows elements each; 0: none
 };
 
 /// What all workers agree on before the first step. Must be equal on all workers, but for `worker`.
@@ -94,8 +95,8 @@ struct Report {
   uint64_t cells = 0;           ///< sketch cells on the wire
   uint64_t stuck_keys = 0;      ///< keys that peeling left, fetched in an extra round
   uint64_t escaped_values = 0;  ///< values outside the planned range, carried wider or as floats
-  /// What the plan was: dense, cast, packed, two-level, bloom, sketch, quant; of sparse rows,
-  /// gather or union.
+  /// What the plan was: dense, cast, packed, two-level, bloom, sketch, quant, lowrank; of sparse
+  /// rows, gather or union.
   std::string_view mode = "dense";
   std::string_view fallback =
       "none";  ///< which rung of the ladder ran: none, fix-up, refined, packed, dense, ...

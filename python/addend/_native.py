@@ -148,6 +148,7 @@ class Layout(ctypes.Structure):
         ("device", c_uint32),
         ("reserved", c_uint32),
         ("stream", c_void_p),
+        ("segment_rows", POINTER(c_uint64)),
     ]
 
 

@@ -7,7 +7,7 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Callable
+from typing import Any, Callable, Union
 
 from addend import _native, report
 from addend._native import check, library
@@ -16,9 +16,10 @@ from addend.plane import Op, Plane, Round
 
 DTYPES = ("float32", "bfloat16", "float16")  # in the order of addend_dtype
 _OPS = tuple(Op)
-
-
 _DEVICES = ("cpu", "cuda")  # in the order of their numbers
+
+# Id and count, and rows of a matrix.
+Segment = Union[tuple[int, int], tuple[int, int, int]]
 
 
 class Codec:
@@ -36,11 +37,11 @@ class Codec:
     GIL is released in every call. All workers pass the same arguments but for `worker`.
 
     `scale`: the result is scale times the sum. `segments`: (id, count) of the parameters that make
-    up the bucket, whose residuals then survive a move to another bucket. `first_step`: the number
-    of the first step. `latency_us`, `gbit_per_s`: hints about the network; they change the choice
-    of mode, never the result. `device`: "cpu" or "cuda"; there addresses are device memory, and
-    everything is enqueued on `stream` (a cudaStream_t as a number), so that calls return before it
-    is done.
+    up the bucket, or (id, count, rows) of matrices; their residuals then survive a move to another
+    bucket. `first_step`: the number of the first step. `latency_us`, `gbit_per_s`: hints about the
+    network; they change the choice of mode, never the result. `device`: "cpu" or "cuda"; there
+    addresses are device memory, and everything is enqueued on `stream` (a cudaStream_t as a
+    number), so that calls return before it is done.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Codec:
         bucket: int = 0,
         scale: float = 1.0,
         first_step: int = 0,
-        segments: Sequence[tuple[int, int]] = (),
+        segments: Sequence[Segment] = (),
         latency_us: float | None = None,
         gbit_per_s: float | None = None,
         device: str = "cpu",
@@ -78,6 +79,7 @@ class Codec:
         if segments:
             layout.segments = _segments(segments)
             layout.segment_count = len(segments)
+            layout.segment_rows = _rows(segments)
         if latency_us is not None:
             layout.network_latency_us = latency_us
         if gbit_per_s is not None:
@@ -215,15 +217,20 @@ def _unsigned(name: str, value: int, bits: int) -> int:
     return value
 
 
-def _segments(segments: Sequence[tuple[int, int]]) -> Any:
+def _segments(segments: Sequence[Segment]) -> Any:
     return (_native.Segment * len(segments))(
         *(
             _native.Segment(
-                _unsigned("segment id", name, 64), _unsigned("segment count", count, 64)
+                _unsigned("segment id", one[0], 64), _unsigned("segment count", one[1], 64)
             )
-            for name, count in segments
+            for one in segments
         )
     )
+
+
+def _rows(segments: Sequence[Segment]) -> Any:
+    rows = (one[2] if len(one) > 2 else 0 for one in segments)
+    return (ctypes.c_uint64 * len(segments))(*(_unsigned("segment rows", n, 64) for n in rows))
 
 
 def round_from_native(native: _native.Round) -> Round:

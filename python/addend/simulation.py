@@ -95,15 +95,18 @@ class Simulator:
         first, world = gradients[0], len(gradients)
         form = (world, first.shape, first.dtype)
         if self._form is None:
+            count = math.prod(first.shape)
+            matrix = len(first.shape) > 1 and count > 0
             self._codecs = [
                 Codec(
                     self.codec,
                     dtype=first.dtype,
-                    count=math.prod(first.shape),
+                    count=count,
                     world=world,
                     worker=worker,
                     seed=self.seed,
                     scale=1.0 / world if self.op == "mean" else 1.0,
+                    segments=[(0, count, first.shape[0])] if matrix else (),
                 )
                 for worker in range(world)
             ]

@@ -276,6 +276,29 @@ TEST(CApi, ASegmentMovesToAnotherBucketWithItsState) {
   EXPECT_EQ(addend_codec_create("quant", &layout, &first), ADDEND_INVALID_ARGUMENT);
 }
 
+TEST(CApi, RowsMakeASegmentAMatrix) {
+  const addend_segment segment = {42, 300};
+  const uint64_t rows = 10, ragged = 7;
+  addend_layout layout = layout_of(300, 1);
+  layout.segments = &segment;
+  layout.segment_count = 1;
+  addend_codec* codec = make_codec("lowrank:rank=1", layout);
+  EXPECT_STREQ(addend_codec_next_mode(codec), "dense") << "a vector";
+  addend_codec_destroy(codec);
+  layout.segment_rows = &rows;
+  codec = make_codec("lowrank:rank=1", layout);
+  std::vector<float> ones(300, 1.0f);
+  run_step(codec, ones);
+  addend_report report{};
+  report.size = sizeof(report);
+  ASSERT_EQ(addend_codec_report(codec, &report), ADDEND_OK);
+  EXPECT_EQ(report.wire_bytes, (10u + 30u) * 4);
+  EXPECT_NEAR(ones[299], 1, 1e-5);
+  addend_codec_destroy(codec);
+  layout.segment_rows = &ragged;
+  EXPECT_EQ(addend_codec_create("lowrank", &layout, &codec), ADDEND_INVALID_ARGUMENT);
+}
+
 // A reducer of the caller's own: one worker, so it has nothing to add; fails on demand.
 addend_status reduce_alone(void* context, addend_round*, uint64_t timeout_ns) {
   EXPECT_GT(timeout_ns, 0u);

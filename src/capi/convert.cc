@@ -105,8 +105,10 @@ Result<Layout> to_cpp(const addend_layout* from) {
   if (layout.segments == nullptr && layout.segment_count > 0) {
     return make_error(Errc::kInvalidArgument, "addend_codec_create: layout.segments is null");
   }
-  for (uint64_t s = 0; s < layout.segment_count; ++s)
-    cpp.segments.push_back({layout.segments[s].id, layout.segments[s].count});
+  for (uint64_t s = 0; s < layout.segment_count; ++s) {
+    const uint64_t rows = layout.segment_rows == nullptr ? 0 : layout.segment_rows[s];
+    cpp.segments.push_back({layout.segments[s].id, layout.segments[s].count, rows});
+  }
   return cpp;
 }
 

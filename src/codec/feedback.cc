@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "codec/feedback.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -28,15 +29,6 @@ std::string of_worker(uint64_t saved, uint64_t mine) {
 
 }  // namespace
 
-template <typename Header>
-Result<std::vector<uint8_t>> FeedbackCodec::write_state(const Header& header,
-                                                        const Residual::Range& range) const {
-  std::vector<uint8_t> state(sizeof(Header) + residual_.state_bytes(range));
-  std::memcpy(state.data(), &header, sizeof(Header));
-  ADDEND_TRY(fetch_residual(range, state.data() + sizeof(Header)));
-  return state;
-}
-
 uint64_t FeedbackCodec::fingerprint() const {
   Fingerprint print;
   print.add(base_fingerprint()).add(step_);
@@ -54,8 +46,38 @@ uint64_t FeedbackCodec::state_fingerprint(uint32_t worker) const {
   return Fingerprint().add(base_fingerprint()).add(uint64_t{worker}).value();
 }
 
+uint64_t FeedbackCodec::bytes_of(const Part& part) const {
+  uint64_t bytes = residual_.state_bytes(part.range);
+  for (uint64_t s = part.first; s < part.last; ++s)
+    bytes += learnt_bytes(s);
+  return bytes;
+}
+
+template <typename Header>
+Result<std::vector<uint8_t>> FeedbackCodec::write_state(const Header& header,
+                                                        const Part& part) const {
+  std::vector<uint8_t> state(sizeof(Header) + bytes_of(part));
+  std::memcpy(state.data(), &header, sizeof(Header));
+  uint8_t* to = state.data() + sizeof(Header);
+  for (uint64_t s = part.first; s < part.last; to += learnt_bytes(s++))
+    save_learnt(s, to);
+  ADDEND_TRY(fetch_residual(part.range, to));
+  return state;
+}
+
+Status FeedbackCodec::read_state(const Part& part, const uint8_t* from) {
+  ADDEND_TRY(put_residual(part.range, from + bytes_of(part) - residual_.state_bytes(part.range)));
+  for (uint64_t s = part.first; s < part.last; from += learnt_bytes(s++))
+    load_learnt(s, from);
+  return {};
+}
+
+FeedbackCodec::Part FeedbackCodec::all() const {
+  return {0, std::max<uint64_t>(layout().segments.size(), 1), residual_.all()};
+}
+
 Result<std::vector<uint8_t>> FeedbackCodec::do_save_state() const {
-  return write_state(StateHeader{state_fingerprint(layout().worker), step_}, residual_.all());
+  return write_state(StateHeader{state_fingerprint(layout().worker), step_}, all());
 }
 
 // A state whose fingerprint is not this worker's may still be another's of the same plan.
@@ -68,31 +90,31 @@ Error FeedbackCodec::foreign_state(uint64_t fingerprint) const {
 
 Status FeedbackCodec::do_load_state(std::span<const uint8_t> state) {
   StateHeader header;
-  if (state.size() != sizeof(header) + residual_.state_bytes(residual_.all()))
+  if (state.size() != sizeof(header) + bytes_of(all()))
     return mismatch("not of a codec with this layout and feedback");
   std::memcpy(&header, state.data(), sizeof(header));
   if (header.fingerprint != state_fingerprint(layout().worker))
     return foreign_state(header.fingerprint);
-  ADDEND_TRY(put_residual(residual_.all(), state.data() + sizeof(header)));
+  ADDEND_TRY(read_state(all(), state.data() + sizeof(header)));
   step_ = header.step;
   return {};
 }
 
-// Without feedback a segment carries nothing from step to step: the step itself is the layout's.
+// A segment that keeps nothing needs no header: the step itself is the layout's.
 Result<std::vector<uint8_t>> FeedbackCodec::do_save_segment(uint64_t segment) const {
-  if (!residual_.any()) return std::vector<uint8_t>();
+  if (!keeps(segment)) return std::vector<uint8_t>();
   return write_state(SegmentHeader{segment_fingerprint(segment), layout().worker, step_},
-                     segment_range(segment));
+                     {segment, segment + 1, segment_range(segment)});
 }
 
 Status FeedbackCodec::do_load_segment(uint64_t segment, std::span<const uint8_t> state) {
-  if (!residual_.any()) {
+  if (!keeps(segment)) {
     if (state.empty()) return {};
     return mismatch("of a codec with feedback, this one has none");
   }
-  const Residual::Range range = segment_range(segment);
+  const Part part{segment, segment + 1, segment_range(segment)};
   SegmentHeader header;
-  if (state.size() != sizeof(header) + residual_.state_bytes(range))
+  if (state.size() != sizeof(header) + bytes_of(part))
     return mismatch("not of a segment of this size, with this feedback");
   std::memcpy(&header, state.data(), sizeof(header));
   if (header.fingerprint != segment_fingerprint(segment))
@@ -103,7 +125,7 @@ Status FeedbackCodec::do_load_segment(uint64_t segment, std::span<const uint8_t>
     return mismatch("of step " + std::to_string(header.step) + ", this codec's next is " +
                     std::to_string(step_));
   }
-  return put_residual(range, state.data() + sizeof(header));
+  return read_state(part, state.data() + sizeof(header));
 }
 
 }  // namespace addend

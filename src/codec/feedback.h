@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The part of the contract that lossy codecs share: a step's number, a residual, and how both are
-// saved over a restart, for the whole bucket or for one segment. docs/formats/quant.md, "State".
+// saved over a restart, for the whole bucket or for one segment, with what else a codec learnt.
+// docs/formats/quant.md, "State".
 #pragma once
 
 #include <vector>
@@ -27,6 +28,12 @@ class FeedbackCodec : public SteppedCodec {
   /// What a segment's residual depends on: not world, bucket or scale, which may change under it.
   virtual uint64_t segment_fingerprint(uint64_t segment) const = 0;
   virtual Residual::Range segment_range(uint64_t segment) const = 0;
+  /// Whether a segment carries anything from step to step.
+  virtual bool keeps(uint64_t) const { return residual_.any(); }
+  /// What it carries ahead of its residual: of a size that the segment's plan gives.
+  virtual uint64_t learnt_bytes(uint64_t) const { return 0; }
+  virtual void save_learnt(uint64_t, uint8_t*) const {}
+  virtual void load_learnt(uint64_t, const uint8_t*) {}
 
   /// Where the residual's bytes are: here, in memory of residual_'s own. A codec that keeps them
   /// elsewhere says how they come and go.
@@ -56,9 +63,16 @@ class FeedbackCodec : public SteppedCodec {
   Status do_load_segment(uint64_t segment, std::span<const uint8_t> state) final;
   Status do_scale_residual(double factor) final { return multiply_residual(factor); }
 
+  /// Segments that follow each other, and their residuals.
+  struct Part {
+    uint64_t first = 0, last = 0;
+    Residual::Range range;
+  };
+  Part all() const;
+  uint64_t bytes_of(const Part& part) const;
   template <typename Header>
-  Result<std::vector<uint8_t>> write_state(const Header& header,
-                                           const Residual::Range& range) const;
+  Result<std::vector<uint8_t>> write_state(const Header& header, const Part& part) const;
+  Status read_state(const Part& part, const uint8_t* from);
 
   uint64_t state_fingerprint(uint32_t worker) const;
   Error foreign_state(uint64_t fingerprint) const;

@@ -11,6 +11,7 @@
 #include "codec/exact/device_exact.h"
 #include "codec/exact/exact.h"
 #include "codec/exact/fixed.h"
+#include "codec/lowrank/lowrank.h"
 #include "codec/quant/device_quant.h"
 #include "codec/quant/quant.h"
 #include "cuda/library.h"
@@ -26,11 +27,12 @@ struct Entry {
   Result<std::unique_ptr<Codec>> (*create_on_device)(const CodecSpec&, const Layout&);
 };
 
-constexpr std::array<Entry, 4> kCodecs{{
+constexpr std::array<Entry, 5> kCodecs{{
     {"dense", create_dense, dense_options, create_dense_on_device},
     {"cast", cast::create_cast, cast::cast_options, nullptr},
     {"exact", exact::create_exact, exact::exact_options, exact::create_exact_on_device},
     {"quant", quant::create_quant, quant::quant_options, quant::create_quant_on_device},
+    {"lowrank", lowrank::create_lowrank, lowrank::lowrank_options, nullptr},
 }};
 
 std::string known_names() {
@@ -49,6 +51,12 @@ Status check_segments(const Layout& layout) {
     fits = fits && segment.count <= left;
     left -= fits ? segment.count : 0;
     ids.push_back(segment.id);
+    if (segment.rows != 0 && segment.count % segment.rows != 0) {
+      return make_error(Errc::kInvalidArgument,
+                        "segment " + std::to_string(segment.id) + ": " +
+                            std::to_string(segment.count) + " elements are not " +
+                            std::to_string(segment.rows) + " rows of one length");
+    }
   }
   if (!fits || left > 0) {
     return make_error(Errc::kInvalidArgument, "the segments' counts do not add up to the layout's");

@@ -285,6 +285,21 @@ class TryTest(AddendTest):
         packed = found["results"][TRIED.index("exact:mode=packed")]
         self.assertLess(packed["wire_bytes"], 80000 / 4)
 
+    def test_matrices_are_tried_with_few_directions(self) -> None:
+        rank_one = [(i % 50 - 20) * (i // 50 + 1.0) for i in range(50 * 40)]
+        files = [
+            write_npy(self.file(f"{w}.npy"), [(w + 1) * x for x in rank_one], (40, 5, 10))
+            for w in range(2)
+        ]
+        results = self.good_json("try", *files)["results"]
+        self.assertEqual([r["codec"] for r in results[-2:]], ["lowrank:rank=1", "lowrank:rank=4"])
+        self.assertEqual([r["codec"] for r in results[:-2]], TRIED)
+        for rank, row in zip((1, 4), results[-2:]):
+            self.assertEqual(row["mode"], "lowrank")
+            self.assertEqual(row["round_bytes"], [4 * rank * 40, 4 * rank * 50])
+            self.assertEqual((row["answer"], row["wrong"]), ("lossy", 0))
+            self.assertLess(row["nmse"], 1e-9)
+
     def test_prints_a_table(self) -> None:
         files = [write_npy(self.file(f"{w}.npy"), [0.1 * w, 0, 3.5, -1], (2, 2)) for w in range(2)]
         done = addend("try", *files, "--codec", "exact")

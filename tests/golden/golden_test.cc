@@ -187,6 +187,8 @@ const std::vector<RoundsCase> kRounds = {
     {"cast:to=bf16", DType::kF32, 130},
     {"cast:to=f16", DType::kBf16, 130, 1.0 / 3},
     {"cast:to=f16,feedback=float", DType::kF32, 130, 1.0 / 3, 4, {{7, 100}, {3, 30}}},
+    {"lowrank:rank=2", DType::kF32, 130, 1.0 / 3, 4, {{7, 100, 10}, {3, 30}}},
+    {"lowrank:rank=1", DType::kBf16, 130, 1, 0, {{7, 30, 2}, {3, 100, 5}}},
 };
 
 void print_hex(std::ostream& out, const void* data, uint64_t bytes) {
@@ -243,7 +245,8 @@ void print_title(std::ostream& out, const RoundsCase& c) {
   if (c.first_step != 0) out << " from step " << c.first_step;
   if (c.latency_us != NetworkHint{}.latency_us) out << " latency " << c.latency_us;
   for (const Segment& segment : c.segments)
-    out << " segment " << segment.id << " of " << segment.count;
+    out << " segment " << segment.id << " of " << segment.count
+        << (segment.rows == 0 ? "" : " in rows " + std::to_string(segment.rows));
   out << "\n";
 }
 

@@ -31,6 +31,7 @@ const std::vector<std::string> kSpecs = {
     "quant:feedback=byte,bits=auto",
     "quant:rotate=none,carrier=indices",
     "quant:index=auto,feedback=float",
+    "lowrank:rank=2",
 };
 
 // Subnormals of the gradient's type or of the one that travels, and numbers whose sums and products
@@ -66,6 +67,7 @@ void expect_the_same(const std::string& target) {
         Layout layout = layout_of(3, 3000);
         layout.dtype = dtype;
         layout.scale = scale;
+        layout.segments = {{1, 2800, 40}, {2, 200}};
         const std::vector<std::vector<Bytes>> steps = {tiny(spec, layout, 1), tiny(spec, layout, 2),
                                                        tiny(spec, layout, 3)};
         const std::vector<Bytes> expected = three_steps(spec, layout, steps);

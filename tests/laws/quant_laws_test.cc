@@ -226,29 +226,6 @@ TEST(QuantLaw, AScaleMultipliesTheResultAndLeavesResidualsAlone) {
   }
 }
 
-// What training does to parameters: they change buckets while it runs, and restarts regroup them.
-void check_regrouping(const std::string& spec, DType dtype, uint64_t seed) {
-  const Model model{dtype, 3, seed};
-  Buckets alone(spec, model, model.one_each(), 0);
-  Buckets grouped(spec, model, model.random_groups(seed), 0);
-  for (uint64_t step = 0; step < 20; ++step) {
-    if (addend_random(seed, step) % 3 == 0) {
-      const States states = grouped.save();
-      grouped = Buckets(spec, model, model.random_groups(seed + step), step);
-      const Status loaded = grouped.load(states);
-      ASSERT_TRUE(loaded) << spec << " seed " << seed << ": " << loaded.error().message;
-    }
-    const auto expected = alone.step(step), actual = grouped.step(step);
-    ASSERT_TRUE(expected && actual);
-    for (std::size_t s = 0; s < kSegments.size(); ++s) {
-      ASSERT_EQ((*actual)[s], (*expected)[s])
-          << spec << " " << dtype_name(dtype) << " seed " << seed << " step " << step << " segment "
-          << s << " of " << kSegments[s].count;
-    }
-  }
-  EXPECT_EQ(grouped.save(), alone.save()) << spec << " seed " << seed;
-}
-
 TEST(QuantLaw, ASegmentsResultDoesNotDependOnItsBucketOrderOrRestarts) {
   for (const char* spec :
        {"quant", "quant:feedback=float", "quant:feedback=byte", "quant:feedback=float,block=64",

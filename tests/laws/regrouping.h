@@ -11,15 +11,17 @@
 #include <utility>
 #include <vector>
 
+#include "gtest/gtest.h"
 #include "tests/support/gradients.h"
 #include "tests/support/lockstep.h"
 
 namespace addend::testing_support {
 
-/// Whole blocks, tails of every kind, less than a block, nothing.
-inline const std::vector<Segment> kSegments = {{70, 4096}, {3, 1},     {9, 63},    {11, 64},
-                                               {500, 65},  {12, 5000}, {13, 2049}, {1, 0},
-                                               {15, 904},  {16, 130}};
+/// Whole blocks, tails of every kind, less than a block, nothing; vectors, and matrices of many
+/// shapes.
+inline const std::vector<Segment> kSegments = {
+    {70, 4096, 64}, {3, 1, 1},     {9, 63, 7}, {11, 64},       {500, 65, 5},
+    {12, 5000, 50}, {13, 2049, 3}, {1, 0, 0},  {15, 904, 113}, {16, 130}};
 
 /// Segments of a bucket, by their place in kSegments.
 using Group = std::vector<std::size_t>;
@@ -154,5 +156,28 @@ class Buckets {
   std::vector<Group> groups_;
   std::vector<Lockstep> workers_;
 };
+
+/// What training does to parameters: they change buckets while it runs, and restarts regroup them.
+inline void check_regrouping(const std::string& spec, DType dtype, uint64_t seed) {
+  const Model model{dtype, 3, seed};
+  Buckets alone(spec, model, model.one_each(), 0);
+  Buckets grouped(spec, model, model.random_groups(seed), 0);
+  for (uint64_t step = 0; step < 20; ++step) {
+    if (addend_random(seed, step) % 3 == 0) {
+      const States states = grouped.save();
+      grouped = Buckets(spec, model, model.random_groups(seed + step), step);
+      const Status loaded = grouped.load(states);
+      ASSERT_TRUE(loaded) << spec << " seed " << seed << ": " << loaded.error().message;
+    }
+    const auto expected = alone.step(step), actual = grouped.step(step);
+    ASSERT_TRUE(expected && actual);
+    for (std::size_t s = 0; s < kSegments.size(); ++s) {
+      ASSERT_EQ((*actual)[s], (*expected)[s])
+          << spec << " " << dtype_name(dtype) << " seed " << seed << " step " << step << " segment "
+          << s << " of " << kSegments[s].count;
+    }
+  }
+  EXPECT_EQ(grouped.save(), alone.save()) << spec << " seed " << seed;
+}
 
 }  // namespace addend::testing_support

@@ -49,6 +49,18 @@ def test_printing_says_what_matters() -> None:
     assert "fallback dense" in full
 
 
+def test_a_matrix_travels_as_two_factors() -> None:
+    rng = np.random.default_rng(3)
+    left, right = rng.standard_normal((60, 2)), rng.standard_normal((2, 8, 10))
+    matrix = np.tensordot(left, right, 1).astype(np.float32)
+    result = addend.simulate([matrix, 2 * matrix], "lowrank:rank=2")
+    assert result.reports[0].mode == "lowrank"
+    assert result.wire_bytes == 4 * 2 * (60 + 80)
+    assert result.nmse < 1e-9
+    flat = addend.simulate([matrix.ravel(), matrix.ravel()], "lowrank:rank=2")
+    assert flat.reports[0].mode == "dense"
+
+
 @pytest.mark.parametrize("spec", ["quant", "quant:carrier=indices"])
 def test_a_lossy_codec_shows_its_error(spec: str) -> None:
     rng = np.random.default_rng(5)

@@ -25,6 +25,14 @@ def digest(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
+def rows_of(parameter: torch.Tensor) -> int:
+    """Rows of a parameter as a matrix, in the order in which DDP lays its gradient out: the
+    outermost dimension by the rest. 0: it is none."""
+    if parameter.dim() < 2 or parameter.numel() == 0:
+        return 0
+    return int(max(zip(parameter.stride(), parameter.shape))[1])
+
+
 class Plan:
     """What all ranks must share about a gradient: names, sizes, types, codecs."""
 

@@ -243,14 +243,16 @@ class _Context:
 
     def _make_codecs(self, name: str | None, flat: torch.Tensor, call: _Call) -> Codecs:
         engine = self.engine
-        quantises = kind_of(call.spec) == "quant"
+        kind = kind_of(call.spec)
+        largest = _QUANT_PIECE_ELEMENTS if kind == "quant" else _PIECE_ELEMENTS
+        whole = kind == "lowrank"  # a matrix has no pieces
+        rows = flat.shape[0] if flat.dim() > 1 and flat.numel() > 0 else 0
         own = 0 if name is None else digest(name)  # names draw numbers of their own
         runs: list[Run] = []
         begin = 0
-        largest = _QUANT_PIECE_ELEMENTS if quantises else _PIECE_ELEMENTS
         if engine.way == "server":
             largest = min(largest, _SERVER_PIECE_ELEMENTS)
-        for count in piece_sizes(flat.numel(), largest):
+        for count in [flat.numel()] if whole else piece_sizes(flat.numel(), largest):
             codec = Codec(
                 call.spec,
                 dtype=DTYPES[flat.dtype],
@@ -259,6 +261,7 @@ class _Context:
                 worker=engine.rank,
                 bucket=own ^ len(runs),
                 scale=call.scale if flat.device.type == "cpu" else 1.0,
+                segments=[(own, count, rows)] if whole else (),
                 latency_us=engine.link.latency_us,
                 gbit_per_s=engine.link.gbit_per_s,
             )

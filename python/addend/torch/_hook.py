@@ -16,12 +16,21 @@ import addend
 from addend import Codec, InvalidArgument, Mismatch
 from addend.pipeline import Outcome
 from addend.torch import _log
-from addend.torch._bucket import DTYPES, Codecs, Memory, Plan, Run, digest, side_stream
+from addend.torch._bucket import (
+    DTYPES,
+    Codecs,
+    Memory,
+    Plan,
+    Run,
+    digest,
+    rows_of,
+    side_stream,
+)
 from addend.torch._engine import Engine, value_of
 from addend.torch._meter import Meter, profiler_range
 from addend.torch._peers import Place
 from addend.torch._sparse import SparseSums
-from addend.torch._specs import Specs, bare, names_of
+from addend.torch._specs import Specs, bare, kind_of, names_of
 
 STATE_FORMAT = 1
 # Up to here a pass over a bucket costs backward less than another thread does.
@@ -40,6 +49,17 @@ class _Bucket:
     owners: list[tuple[str, Codec, int]]  # parameter, its codec, its segment there
     agreed: bool = False  # all ranks have been seen to have it
     sums: Optional[torch.Tensor] = None  # where the backend adds what must not be written to
+
+
+class _Parameter(NamedTuple):
+    """What a codec has to know of one."""
+
+    name: str
+    size: int
+    rows: int  # of a matrix; 0: none
+
+    def segment(self) -> tuple[int, int, int]:
+        return digest(self.name), self.size, self.rows
 
 
 class _Residual(NamedTuple):
@@ -315,8 +335,9 @@ class Handle:
     ) -> _Bucket:
         names = [self._names.get(id(p), f"unnamed.{index}.{i}") for i, p in enumerate(parameters)]
         sizes = [p.numel() for p in parameters]
+        rows = [rows_of(p) for p in parameters]
         if sum(sizes) != buffer.numel():  # padded by a release we do not know: one anonymous piece
-            names, sizes = [f"bucket.{index}"], [buffer.numel()]
+            names, sizes, rows = [f"bucket.{index}"], [buffer.numel()], [0]
         dtype = DTYPES.get(buffer.dtype)
         specs = [self._specs.of(name) for name in names]
         lines = [f"{n} {s} {spec}" for n, s, spec in zip(names, sizes, specs)]
@@ -325,6 +346,7 @@ class Handle:
             _log.PLAN.info("bucket %d: %s has no codec, travels as it is", index, buffer.dtype)
             return _Bucket(key, buffer, names, plan, None, [])
         there = self._engine.encodes_on_device(set(specs), dtype, buffer.device)
+        shapes = [_Parameter(*one) for one in zip(names, sizes, rows)]
         runs: list[Run] = []
         owners: list[tuple[str, Codec, int]] = []
         first = 0
@@ -334,13 +356,7 @@ class Handle:
             while end < len(names) and specs[end] == specs[first]:
                 end += 1
             count = sum(sizes[first:end])
-            codec = self._make_codec(
-                specs[first],
-                dtype,
-                buffer.device,
-                list(zip(names[first:end], sizes[first:end])),
-                there,
-            )
+            codec = self._make_codec(specs[first], dtype, buffer.device, shapes[first:end], there)
             owners += [(name, codec, i) for i, name in enumerate(names[first:end])]
             runs.append(Run(begin, codec, count))
             begin += count
@@ -361,7 +377,7 @@ class Handle:
         spec: str,
         dtype: str,
         device: torch.device,
-        parameters: list[tuple[str, int]],
+        parameters: list[_Parameter],
         there: bool,
     ) -> Codec:
         """`there`: it runs where the gradient is."""
@@ -370,43 +386,43 @@ class Handle:
         codec = Codec(
             spec,
             dtype=dtype,
-            count=sum(size for _, size in parameters),
+            count=sum(p.size for p in parameters),
             world=engine.world,
             worker=engine.rank,
             seed=self._seed,
-            bucket=digest(" ".join(name for name, _ in parameters)),
+            bucket=digest(" ".join(p.name for p in parameters)),
             # A device's gradient that the CPU encodes is divided when it is back.
             scale=1.0 / engine.world if scaled else 1.0,
             first_step=self._step,
-            segments=[(digest(name), size) for name, size in parameters],
+            segments=[p.segment() for p in parameters],
             latency_us=engine.link.latency_us,
             gbit_per_s=engine.link.gbit_per_s,
             device="cuda" if there else "cpu",
             stream=side_stream(device).cuda_stream if there else 0,
         )
-        for i, (name, size) in enumerate(parameters):
-            parked = self._parked.pop(name, None)
+        for i, parameter in enumerate(parameters):
+            parked = self._parked.pop(parameter.name, None)
             if parked is None or not parked.state:
                 continue
             try:
-                codec.load_segment(i, self._rescaled(parked, spec, dtype, name, size))
+                codec.load_segment(i, self._rescaled(parked, spec, dtype, parameter))
             except Mismatch as error:  # another shape or type, say; a residual may be lost
-                _log.STATE.warning("residual of %s dropped: %s", name, error)
+                _log.STATE.warning("residual of %s dropped: %s", parameter.name, error)
         return codec
 
-    def _rescaled(self, parked: _Residual, spec: str, dtype: str, name: str, size: int) -> bytes:
+    def _rescaled(self, parked: _Residual, spec: str, dtype: str, parameter: _Parameter) -> bytes:
         """A parked residual in units of today's loss scale."""
         if parked.loss_scale == self._loss_scale:
             return parked.state
         with Codec(
             spec,
             dtype=dtype,
-            count=size,
+            count=parameter.size,
             world=self._engine.world,
             worker=self._engine.rank,
             seed=self._seed,
             first_step=self._step,
-            segments=[(digest(name), size)],
+            segments=[parameter.segment()],
         ) as codec:
             codec.load_segment(0, parked.state)
             codec.scale_residual(self._loss_scale / parked.loss_scale)
@@ -462,6 +478,7 @@ class Handle:
         kept: dict[str, _Residual] = {}
         dropped: list[str] = []
         if int(state["rank"]) != rank:
+            self._check_shared(state)
             _log.STATE.warning(
                 "rank %d loads the state of rank %s: its residuals are dropped (save one per rank)",
                 rank,
@@ -494,6 +511,17 @@ class Handle:
         self._seed = int(state["seed"])
         self._step = int(state["step"]) - 1
         self._last_index = 1 << 62  # the next bucket begins a step
+
+    def _check_shared(self, state: Mapping[str, Any]) -> None:
+        """Raises if a rank that drops this state would part from those that keep theirs."""
+        if int(state["world"]) != self._engine.world:
+            return  # nobody keeps what they share
+        for name, saved in state["parameters"].items():
+            if kind_of(saved["codec"]) == "lowrank" and saved["residual"].numel() > 0:
+                raise InvalidArgument(
+                    f"rank {self._engine.rank} loads the state of rank {state['rank']}: ranks share"
+                    f" {name}'s basis, so each must load its own (save one per rank)"
+                )
 
     def detach(self) -> None:
         """Goes back to DDP's own sums; call it on every rank, between steps."""

@@ -43,7 +43,7 @@ def with_option(spec: str, name: str, value: str) -> str:
 
 
 def keeps_residual(spec: str) -> bool:
-    return options_of(spec).get("feedback", "none") != "none"
+    return kind_of(spec) == "lowrank" or options_of(spec).get("feedback", "none") != "none"
 
 
 @functools.lru_cache(maxsize=256)

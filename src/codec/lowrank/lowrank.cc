@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "codec/lowrank/lowrank.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "codec/convert.h"
+#include "codec/dense/dense.h"
+#include "codec/feedback.h"
+#include "codec/lowrank/basis.h"
+#include "codec/lowrank/kernels.h"
+#include "codec/lowrank/matrices.h"
+#include "wire/element.h"
+
+namespace addend::lowrank {
+namespace {
+
+constexpr uint64_t kUsualRank = 4, kMostRank = 64;
+// One row in so many is sampled for the report, others each step.
+constexpr uint64_t kSampleEvery = 64;
+
+// With M a worker's gradient and residual: the sum of M R, with an orthonormal R of the last step,
+// becomes an orthonormal L; the sum of M' L becomes R; L R' is the result.
+class LowrankCodec final : public FeedbackCodec {
+ public:
+  LowrankCodec(const Layout& layout, uint64_t rank, Division division)
+      : FeedbackCodec(layout), rank_(rank), division_(std::move(division)) {}
+
+  Status set_up() {
+    ADDEND_TRY(residual_.reserve(Feedback::kFloat, division_.matrix_elements, 0));
+    ADDEND_TRY(others_.reserve(division_.other_elements * dtype_bytes(layout().dtype)));
+    ADDEND_TRY(left_.reserve(division_.left_elements * 4));
+    for (Buffer* right : {&last_right_, &own_right_, &right_})
+      ADDEND_TRY(right->reserve(division_.right_elements * 4));
+    ADDEND_TRY(strips_.reserve(kRows * kStrip * 4));
+    lost_.resize(division_.matrices.size());
+    learnt_.resize(division_.matrices.size());
+    weights_.resize(kRows * rank_);
+    std::fill(last_right_.as<float>(), last_right_.as<float>() + division_.right_elements, 0.0f);
+    for (const Matrix& matrix : division_.matrices) {
+      complete(columns_of(last_right_, matrix), stream(matrix));
+      learn(matrix);
+    }
+    return {};
+  }
+
+  std::string_view next_mode() const override { return "lowrank"; }
+  uint64_t memory_bytes() const override {
+    uint64_t bytes = residual_.memory_bytes();
+    for (const Buffer* buffer : {&others_, &left_, &last_right_, &own_right_, &right_, &strips_})
+      bytes += buffer->capacity();
+    return bytes;
+  }
+
+ private:
+  // ---- what later steps depend on
+
+  uint64_t base_fingerprint() const override {
+    Fingerprint print;
+    print.add("lowrank").add(layout()).add(rank_);
+    for (const Segment& segment : layout().segments)
+      print.add(segment.rows);
+    return print.value();
+  }
+  void add_plan(Fingerprint& print) const override {
+    for (const uint64_t digest : learnt_)
+      print.add(digest);
+  }
+  uint64_t segment_fingerprint(uint64_t segment) const override {
+    const Segment owner = segment_at(segment);
+    Fingerprint print;
+    print.add("lowrank segment").add(layout().seed).add(owner.id).add(owner.count).add(owner.rows);
+    return print.add(static_cast<uint64_t>(layout().dtype)).add(rank_).value();
+  }
+
+  const Matrix* matrix_of(uint64_t segment) const {
+    const auto& all = division_.matrices;
+    const auto found = std::lower_bound(
+        all.begin(), all.end(), segment,
+        [](const Matrix& matrix, uint64_t number) { return matrix.segment < number; });
+    return found != all.end() && found->segment == segment ? &*found : nullptr;
+  }
+  bool keeps(uint64_t segment) const override { return matrix_of(segment) != nullptr; }
+  Residual::Range segment_range(uint64_t segment) const override {
+    const Matrix* matrix = matrix_of(segment);
+    if (matrix == nullptr) return {};
+    return {matrix->residual, matrix->count(), 0, 0};
+  }
+  uint64_t learnt_bytes(uint64_t segment) const override {
+    const Matrix* matrix = matrix_of(segment);
+    return matrix == nullptr ? 0 : sizeof(uint64_t) + rank_ * matrix->columns * 4;
+  }
+  void save_learnt(uint64_t segment, uint8_t* to) const override {
+    const Matrix* matrix = matrix_of(segment);
+    if (matrix == nullptr) return;
+    const uint64_t world = layout().world;
+    std::memcpy(to, &world, sizeof(world));
+    std::memcpy(to + sizeof(world), last_right_.as<float>() + matrix->right,
+                rank_ * matrix->columns * 4);
+  }
+  // In another world some workers have no state: all begin with the factor that those have.
+  void load_learnt(uint64_t segment, const uint8_t* from) override {
+    const Matrix* matrix = matrix_of(segment);
+    if (matrix == nullptr) return;
+    uint64_t world = 0;
+    std::memcpy(&world, from, sizeof(world));
+    if (world == layout().world) {
+      std::memcpy(last_right_.as<float>() + matrix->right, from + sizeof(world),
+                  rank_ * matrix->columns * 4);
+    }
+    learn(*matrix);
+  }
+  // All workers have the same factor, or none of their sums means anything.
+  void learn(const Matrix& matrix) {
+    Fingerprint print;
+    const auto* words = last_right_.as<uint32_t>() + matrix.right;
+    for (uint64_t i = 0; i < rank_ * matrix.columns; ++i)
+      print.add(uint64_t{words[i]});
+    learnt_[static_cast<std::size_t>(&matrix - division_.matrices.data())] = print.value();
+  }
+  uint64_t stream(const Matrix& matrix) const {
+    const uint64_t id = layout().segments[matrix.segment].id;
+    return Fingerprint().add("lowrank draw").add(layout().seed).add(id).add(step_).value();
+  }
+
+  // ---- a step
+
+  Status do_begin(const void* gradient) override {
+    gradient_ = gradient;
+    rounds_ = 0;
+    draft().mode = "lowrank";
+    return {};
+  }
+
+  Result<bool> do_round(Round& round) override {
+    if (rounds_ == 2) return false;
+    if (rounds_++ == 0) {
+      for (const Matrix& matrix : division_.matrices)
+        multiply(matrix);
+      round.add({Op::kSumF32, division_.left_elements, left_.as<void>(), nullptr, nullptr});
+      if (division_.other_elements > 0) {
+        gather_others();
+        round.add({sum_op(layout().dtype), division_.other_elements, others_.as<void>(), nullptr,
+                   nullptr});
+      }
+      return true;
+    }
+    for (std::size_t m = 0; m < division_.matrices.size(); ++m) {
+      const Matrix& matrix = division_.matrices[m];
+      lost_[m] = !orthonormalise({left_.as<float>() + matrix.left, matrix.rows, rank_});
+      multiply_transposed(matrix, lost_[m]);
+    }
+    std::memcpy(right_.as<void>(), own_right_.as<void>(), division_.right_elements * 4);
+    round.add({Op::kSumF32, division_.right_elements, right_.as<void>(), nullptr, nullptr});
+    round.last = true;
+    return true;
+  }
+
+  Status do_finish(void* gradient) override {
+    for (std::size_t m = 0; m < division_.matrices.size(); ++m) {
+      const Matrix& matrix = division_.matrices[m];
+      const Columns sum = columns_of(right_, matrix);
+      if (lost_[m] || !is_finite(sum)) {
+        lose(matrix, gradient);
+        continue;
+      }
+      split(matrix, gradient);
+      complete(sum, stream(matrix));
+      std::copy(sum.data, sum.data + rank_ * matrix.columns,
+                last_right_.as<float>() + matrix.right);
+      learn(matrix);
+    }
+    scatter_others(gradient);
+    ++step_;
+    return {};
+  }
+
+  // ---- passes over a matrix: strips of columns, in each all rows
+
+  template <typename Visit>
+  void for_strips(const Matrix& matrix, Visit&& visit) const {
+    for (uint64_t begin = 0; begin < matrix.columns; begin += kStrip)
+      visit(begin, std::min(kStrip, matrix.columns - begin));
+  }
+
+  // The elements of a row from `begin` on; other types than f32 go through strip number `strip`.
+  Row row_at(const Matrix& matrix, uint64_t row, uint64_t begin, uint64_t count, uint64_t strip) {
+    const uint64_t element = row * matrix.columns + begin;
+    const float* residual = residual_.values() + matrix.residual + element;
+    const DType dtype = layout().dtype;
+    const auto* bytes =
+        static_cast<const uint8_t*>(gradient_) + (matrix.begin + element) * dtype_bytes(dtype);
+    if (dtype == DType::kF32) return {reinterpret_cast<const float*>(bytes), residual};
+    float* wide = strips_.as<float>() + strip * kStrip;
+    convert(dtype, bytes, count, 1, DType::kF32, wide);
+    return {wide, residual};
+  }
+
+  // left = M last_right
+  void multiply(const Matrix& matrix) {
+    float* left = left_.as<float>() + matrix.left;
+    for_strips(matrix, [&](uint64_t begin, uint64_t count) {
+      const Factor<const float> columns{last_right_.as<float>() + matrix.right + begin,
+                                        matrix.columns, rank_};
+      for (uint64_t i = 0; i < matrix.rows; ++i) {
+        multiply_row(row_at(matrix, i, begin, count, 0), count, columns, weights_.data());
+        for (uint64_t k = 0; k < rank_; ++k) {
+          float& sum = left[k * matrix.rows + i];
+          sum = begin == 0 ? weights_[k] : sum + weights_[k];
+        }
+      }
+    });
+  }
+
+  // own_right = M' left; zeros where left is not finite.
+  void multiply_transposed(const Matrix& matrix, bool lost) {
+    float* own = own_right_.as<float>() + matrix.right;
+    std::fill(own, own + rank_ * matrix.columns, 0.0f);
+    if (lost) return;
+    for_strips(matrix, [&](uint64_t begin, uint64_t count) {
+      for (uint64_t i = 0; i < matrix.rows; i += kRows) {
+        const uint64_t n = std::min(kRows, matrix.rows - i);
+        Row rows[kRows];
+        for (uint64_t r = 0; r < n; ++r) {
+          rows[r] = row_at(matrix, i + r, begin, count, r);
+          weigh(matrix, i + r, 1, weights_.data() + r * rank_);
+        }
+        add_rows(rows, n, count, weights_.data(), {own + begin, matrix.columns, rank_});
+      }
+    });
+  }
+
+  // A row of left times `factor`.
+  void weigh(const Matrix& matrix, uint64_t row, float factor, float* weights) const {
+    const float* left = left_.as<float>() + matrix.left;
+    for (uint64_t k = 0; k < rank_; ++k)
+      weights[k] = left[k * matrix.rows + row] * factor;
+  }
+
+  // The result is left right' times the scale; M - left own_right' stays.
+  void split(const Matrix& matrix, void* gradient) {
+    for_strips(matrix, [&](uint64_t begin, uint64_t count) {
+      for (uint64_t i = 0; i < matrix.rows; ++i)
+        split_strip(matrix, i, begin, count, gradient);
+    });
+  }
+
+  void split_strip(const Matrix& matrix, uint64_t i, uint64_t begin, uint64_t count,
+                   void* gradient) {
+    const DType dtype = layout().dtype;
+    const uint64_t element = i * matrix.columns + begin;
+    uint8_t* to = static_cast<uint8_t*>(gradient) + (matrix.begin + element) * dtype_bytes(dtype);
+    float* wide = dtype == DType::kF32 ? reinterpret_cast<float*>(to) : strips_.as<float>();
+    const Row row = row_at(matrix, i, begin, count, 0);
+    const bool sampled = (i + step_) % kSampleEvery == 0;
+    if (sampled) {
+      for (uint64_t j = 0; j < count; ++j)
+        draft().sampled_energy += square(row.gradient[j] + row.residual[j]);
+    }
+    weigh(matrix, i, 1, weights_.data());
+    weigh(matrix, i, scale(), weights_.data() + rank_);
+    const uint64_t offset = matrix.right + begin;
+    float* residual = residual_.values() + matrix.residual + element;
+    split_row(row, count,
+              {weights_.data(),
+               weights_.data() + rank_,
+               {own_right_.as<float>() + offset, matrix.columns, rank_},
+               {right_.as<float>() + offset, matrix.columns, rank_},
+               residual,
+               wide});
+    if (sampled) {
+      for (uint64_t j = 0; j < count; ++j)
+        draft().sampled_error += square(residual[j]);
+    }
+    if (dtype != DType::kF32) convert(DType::kF32, wide, count, 1, dtype, to);
+  }
+
+  static double square(float x) { return static_cast<double>(x) * static_cast<double>(x); }
+
+  // Some element was not finite, on whatever worker: none of the result is, and nothing is learnt.
+  void lose(const Matrix& matrix, void* gradient) {
+    for (uint64_t i = 0; i < matrix.count(); ++i)
+      store_float(layout().dtype, gradient, matrix.begin + i,
+                  std::numeric_limits<float>::quiet_NaN());
+    draft().nonfinite += matrix.count();
+  }
+
+  Columns columns_of(Buffer& factor, const Matrix& matrix) const {
+    return {factor.as<float>() + matrix.right, matrix.columns, rank_};
+  }
+  static bool is_finite(const Columns& columns) {
+    return std::all_of(columns.data, columns.data + columns.rank * columns.length,
+                       [](float x) { return std::isfinite(x); });
+  }
+
+  // ---- what travels as it is, as `dense` sends it
+
+  void gather_others() {
+    const DType dtype = layout().dtype;
+    const uint64_t width = dtype_bytes(dtype);
+    uint8_t* to = others_.as<uint8_t>();
+    for (const Stretch& stretch : division_.others) {
+      addend::multiply(dtype, static_cast<const uint8_t*>(gradient_) + stretch.begin * width,
+                       stretch.count, scale(), to);
+      to += stretch.count * width;
+    }
+  }
+  void scatter_others(void* gradient) const {
+    const uint64_t width = dtype_bytes(layout().dtype);
+    const uint8_t* from = others_.as<uint8_t>();
+    for (const Stretch& stretch : division_.others) {
+      std::memcpy(static_cast<uint8_t*>(gradient) + stretch.begin * width, from,
+                  stretch.count * width);
+      from += stretch.count * width;
+    }
+  }
+
+  const uint64_t rank_;
+  const Division division_;
+  const void* gradient_ = nullptr;
+  uint32_t rounds_ = 0;
+  std::vector<uint64_t> learnt_;  // of each matrix: digest of its part of last_right_
+  std::vector<bool> lost_;        // of each matrix: its left factor is not finite
+  std::vector<float> weights_;    // of a few rows
+  Buffer others_;                 // elements of the layout's type
+  Buffer left_, right_;           // planes of round 0 and 1
+  Buffer own_right_;              // this worker's part of right_
+  Buffer last_right_;             // of the last step, orthonormal
+  Buffer strips_;                 // rows as f32
+};
+
+}  // namespace
+
+const std::vector<OptionHelp>& lowrank_options() {
+  static const std::vector<OptionHelp> options = {
+      {"rank", "1..64", "columns of a matrix's two factors (4)"},
+  };
+  return options;
+}
+
+Result<std::unique_ptr<Codec>> create_lowrank(const CodecSpec& spec, const Layout& layout) {
+  ADDEND_TRY(check_options(spec, lowrank_options()));
+  const auto rank = read_integer(spec, "rank", kUsualRank, 1, kMostRank);
+  ADDEND_TRY(rank);
+  Division division = divide(layout, *rank);
+  // Nothing to factor: that is dense, whose planes may lie in the gradient.
+  if (division.matrices.empty()) return create_dense({"dense", {}}, layout);
+  auto codec = std::make_unique<LowrankCodec>(layout, *rank, std::move(division));
+  ADDEND_TRY(codec->set_up());
+  return std::unique_ptr<Codec>(std::move(codec));
+}
+
+}  // namespace addend::lowrank
