@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import torch
 
 import addend
+from demo import hooks
 from demo.checks import check_runs
 from demo.collect import collect
 from demo.models import MODELS
@@ -27,7 +28,7 @@ from demo.network import Network, open_network
 from demo.processes import ROOT, Message, WorkerFailed, Workers
 from demo.training import BASELINE, Run
 
-CODECS = ["exact", "quant:bits=4,feedback=float"]
+CODECS = ["exact", "quant:bits=4,feedback=float", "cast:bf16", "lowrank", *hooks.NAMES]
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -41,7 +42,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--workers", type=_at_least(2), default=4, help="processes, one thread each")
     add("--gbit", type=_speed, default=1.0, help="speed of a link each way; 0: not shaped")
     add("--models", nargs="+", choices=list(MODELS), default=list(MODELS), help="what to train")
-    add("--codecs", nargs="+", type=_spec, default=CODECS, help="specs to run after plain DDP")
+    add("--codecs", nargs="+", type=_spec, default=CODECS, help="what runs after plain DDP")
     add("--steps", type=_at_least(1), help="of every model (its own number if not given)")
     add("--seed", type=_at_least(0), default=1, help="of data, start and codecs")
     add("--out", type=Path, default=Path("out/report.html"), help="report; a .json beside it")
@@ -61,7 +62,7 @@ def _at_least(least: int) -> Callable[[str], int]:
 
 def _spec(text: str) -> str:
     """Refuses at once what would otherwise fail after minutes."""
-    if text != BASELINE:
+    if text != BASELINE and text not in hooks.NAMES:
         try:
             addend.Codec(text, dtype="float32", count=1, world=1, worker=0).close()
         except addend.Error as error:

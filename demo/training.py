@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import addend.torch
+from demo import hooks
 from demo.models import MODELS, Batch
 
 BASELINE = "ddp"  # DistributedDataParallel as it comes, without addend
@@ -29,7 +30,7 @@ Emit = Callable[..., None]
 @dataclass(frozen=True)
 class Run:
     model: str
-    codec: str  # BASELINE, or a codec spec
+    codec: str  # BASELINE, one of hooks.NAMES, or a codec spec
     steps: int
     seed: int
 
@@ -51,7 +52,7 @@ def train(run: Run, group: Group, emit: Emit) -> None:
     model = MODELS[run.model]
     torch.manual_seed(run.seed)
     module = model.build()
-    ddp = DistributedDataParallel(module)
+    ddp = DistributedDataParallel(module, **hooks.ddp_options(run.codec))
     optimizer = model.optimizer(module)
     batches = model.batches(group.folder, group.worker, group.world, run.seed)
     with _compression(ddp, run) as metrics:
@@ -70,6 +71,9 @@ def _compression(
 ) -> Iterator[Callable[[], dict[str, float]]]:
     if run.codec == BASELINE:
         yield dict
+        return
+    if run.codec in hooks.NAMES:
+        yield hooks.register(ddp, run.codec)
         return
     handle = addend.torch.attach(ddp, codec=run.codec, seed=run.seed)
     try:

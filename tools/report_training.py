@@ -46,6 +46,8 @@ HOW_TO_READ = {
     "time to loss": "Training time until the mean loss of a tenth of the steps is within 1 % of "
     "what ddp's was at its end.",
     "ddp": "DistributedDataParallel as it comes: a dense all-reduce, no hook.",
+    "torch:": "DistributedDataParallel with a communication hook of torch's own; PowerSGD with one "
+    "bucket, because with several it may hang on Gloo.",
 }
 
 
@@ -120,6 +122,11 @@ def summary(document: Document) -> str:
     return table(heads, rows, text_heads=("model", "codec", "replicas"))
 
 
+def counts_itself(run: Run) -> bool:
+    """Whether it is a codec's: torch and its own hooks say nothing about their stages."""
+    return "time/encode_s" in run["metrics"]
+
+
 def codec_seconds(run: Run) -> float:
     """A step's time in encode and decode on worker 0, whether or not computing hides it."""
     metrics = run["metrics"]
@@ -148,7 +155,7 @@ def judgement(run: Run, ddp: Run, document: Document) -> str:
         words = f"does not pay: steps take {number(1 / gain)} times as long as plain DDP's."
     if ratio < 1 + SAME:
         return words + " There is nothing to save: these gradients have hardly any zeros."
-    return words + " " + costs(run, ddp, document)
+    return words + " " + costs(run, ddp, document) if counts_itself(run) else words
 
 
 def costs(run: Run, ddp: Run, document: Document) -> str:
@@ -277,7 +284,7 @@ def model_section(document: Document, model: Document, palette: Palette) -> str:
     runs, ddp = model["runs"], baseline(document, model)
     steps = [[float(i + 1) for i in range(len(run["losses"]))] for run in runs]
     times = [list(itertools.accumulate(run["step_s"])) for run in runs]
-    compressed = [run for run in runs if run["metrics"]]
+    compressed = [run for run in runs if counts_itself(run)]
     size = f"{model['parameters'] / 1e6:.2f} million parameters, {byte_text(model['dense_bytes'])}"
     return (
         f"<h2>{escape(capitalize(model['name']))}</h2>"

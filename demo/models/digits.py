@@ -13,7 +13,7 @@ from torch import nn
 NAME = "digits"
 DESCRIPTION = "convolutional network on 8 x 8 digits, 32 a worker and step"
 SCORE = "digits recognised, held out"
-STEPS = 150
+STEPS = 120
 
 BATCH, HELD_OUT = 32, 360
 

@@ -18,7 +18,7 @@ from torch import nn
 NAME = "ncf"
 DESCRIPTION = "recommender, 60,000 users and 20,000 items met by Zipf's law, 512 a worker and step"
 SCORE = "likes told from dislikes, held out"
-STEPS = 120
+STEPS = 90
 
 USERS, ITEMS, WIDTH, BATCH = 60_000, 20_000, 64, 512
 HELD_OUT, TASTES = 20_000, 6

@@ -25,7 +25,7 @@ DESCRIPTION = (
     "16 x 20 words a worker and step"
 )
 SCORE = "perplexity, held out, all words"
-STEPS = 150
+STEPS = 110
 
 VOCABULARY, WIDTH = 10_000, 256
 SEQUENCES, LENGTH, DRAWN = 16, 20, 256

@@ -20,7 +20,7 @@ pytest.importorskip("sklearn")
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from demo import network  # noqa: E402
+from demo import hooks, network  # noqa: E402
 from demo.processes import WorkerFailed, Workers  # noqa: E402
 
 CODECS = ["exact", "exact:values=reproducible", "quant:bits=4,feedback=float"]
@@ -48,10 +48,12 @@ def start_demo(*arguments: str, **environment: str) -> subprocess.Popen[str]:
     )
 
 
-def run_demo(out: Path, *arguments: str) -> dict[str, Any]:
+def run_demo(
+    out: Path, *arguments: str, models: list[str] = MODELS, codecs: list[str] = CODECS
+) -> dict[str, Any]:
     """The written document of two workers and six steps."""
-    models = ["--models", *MODELS, "--codecs", *CODECS]
-    demo = start_demo("--workers", "2", "--steps", "6", "--out", str(out), *models, *arguments)
+    what = ["--models", *models, "--codecs", *codecs]
+    demo = start_demo("--workers", "2", "--steps", "6", "--out", str(out), *what, *arguments)
     output, _ = demo.communicate(timeout=500)
     assert demo.returncode == 0, output
     assert out.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
@@ -83,6 +85,21 @@ def test_trains_every_model_on_loopback(tmp_path: Path) -> None:
     assert document["gbit"] is None
     assert "not shaped" in document["network"]
     assert all(run["link_bytes"] is None for m in document["models"] for run in m["runs"])
+
+
+def test_torchs_own_hooks_run_beside_codecs(tmp_path: Path) -> None:
+    codecs = ["cast:bf16", "lowrank", "torch:bf16", hooks.POWERSGD]
+    out = tmp_path / "report.html"
+    (model,) = run_demo(out, "--gbit", "0", models=["digits"], codecs=codecs)["models"]
+    assert all(run["replicas_identical"] for run in model["runs"])
+    handed = {run["codec"]: run["wire_bytes"] / model["dense_bytes"] for run in model["runs"]}
+    assert list(handed) == ["ddp", *codecs]
+    assert handed["torch:bf16"] == handed["cast:bf16"] == 0.5
+    # The same factors of the same matrices, but for torch's plain steps, two of six.
+    assert (6 * handed[hooks.POWERSGD] - 2) / 4 >= handed["lowrank"]
+    assert handed["lowrank"] < 0.1
+    page = out.read_text(encoding="utf-8")
+    assert all(name in page for name in codecs)
 
 
 @needs_shaping
