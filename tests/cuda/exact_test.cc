@@ -160,6 +160,25 @@ TEST_F(CudaExact, TwoStreamsAtOnceDoNotDisturbEachOther) {
   }
 }
 
+TEST_F(CudaExact, AStepThatWasCancelledLeavesTheNextOneRight) {
+  std::mt19937_64 random(kSeed);
+  const SideBySide how = of("exact:mode=packed", DType::kF32, 30011, 1);
+  Twins twins(device_, how, 0);
+  const Bytes odd = random_gradient(how.layout, 0.3, true, random);
+  const Bytes plain = random_gradient(how.layout, 0.05, false, random);
+  for (int rounds = 0; rounds < 3; ++rounds) {
+    Round round;
+    twins.begin(odd);
+    for (int i = 0; i < rounds; ++i)
+      EXPECT_TRUE(twins.next(round));
+    twins.cancel();
+    twins.begin(plain);
+    while (twins.next(round)) {
+    }
+    EXPECT_EQ(twins.finish(), plain) << "cancelled after " << rounds << " rounds";
+  }
+}
+
 TEST_F(CudaExact, WhatOnlyTheCpuDoesIsRefusedByName) {
   Layout layout;
   layout.count = 100;

@@ -136,6 +136,11 @@ class Twins {
     }
   }
 
+  void cancel() {
+    host_->cancel();
+    there_->cancel();
+  }
+
   Bytes finish() {
     Bytes poisoned(bytes_, 0xEE);
     Bytes& to = how_.elsewhere ? poisoned : gradient_;

@@ -85,7 +85,7 @@ class DeviceExactCodec final : public SteppedCodec {
     const uint64_t bits = tiles * index::tile_elements(width());
     ADDEND_TRY(local_.reserve(bits / 8));
     ADDEND_TRY(bitmap_.reserve(bits / 8));
-    ADDEND_TRY(kept_.reserve(tiles * index::kSlotBytes));
+    ADDEND_TRY(reserve_kept(tiles * index::kSlotBytes));
     ADDEND_TRY(offsets_.reserve(tiles * sizeof(uint32_t)));
     ADDEND_TRY(bases_.reserve(ceil_div(count, index::kGroupBits) * sizeof(uint64_t)));
     const index::ScanCall call{width(),
@@ -95,10 +95,23 @@ class DeviceExactCodec final : public SteppedCodec {
                                bitmap_.as<uint64_t>(),
                                kept_.as<void>(),
                                totals_.as<index::Totals>()};
+    if (!cleared_)
+      ADDEND_TRY(device_.check(
+          device_.runtime->fill(totals_.as<void>(), 0, sizeof(index::Totals), device_.stream),
+          "clearing totals"));
+    cleared_ = false;
     ADDEND_TRY(device_.check(kernels_.scan(call, device_.stream), "scanning a gradient"));
     round.add({Op::kOrU64, words_for(count), bitmap_.as<void>(), nullptr, nullptr});
     waiting_ = Waiting::kIndex;
     return {};
+  }
+
+  // Slots are read before it is known whether they hold something.
+  Status reserve_kept(uint64_t bytes) {
+    if (bytes <= kept_.capacity()) return {};
+    ADDEND_TRY(kept_.reserve(bytes));
+    return device_.check(device_.runtime->fill(kept_.as<void>(), 0, bytes, device_.stream),
+                         "clearing slots");
   }
 
   Result<bool> close_index(Round& round) {
@@ -114,6 +127,7 @@ class DeviceExactCodec final : public SteppedCodec {
     ADDEND_TRY(device_.check(kernels_.count(call, device_.stream), "counting a union"));
     const Result<const cuda::Mail*> mail = counted_.wait();
     ADDEND_TRY(mail);
+    cleared_ = true;
     const uint64_t* found = (*mail)->numbers;
     union_ = draft().union_nonzeros = found[0];
     draft().local_nonzeros = found[1];
@@ -237,6 +251,7 @@ class DeviceExactCodec final : public SteppedCodec {
   uint64_t union_ = 0;
   bool negative_zeros_ = false;
   const void* dense_plane_ = nullptr;
+  bool cleared_ = false;  // totals_, by the count of the last step
 
   cuda::Mailbox counted_, looked_;
   cuda::DeviceBuffer local_{device_.runtime};   // bitmap of this worker

@@ -130,8 +130,8 @@ __device__ inline typename Tile<T>::Word nonzeros_of(const Rows<T>& rows, uint32
   return spread(even) | spread(odd) << 1;
 }
 
-constexpr int kScanWarps = 8;
-constexpr int kScanCtas = 6;  // of a multiprocessor: 40 registers; more spills, fewer wait
+constexpr int kScanWarps = 4;
+constexpr int kScanCtas = 12;  // of a multiprocessor: 40 registers; more spills, fewer wait
 
 template <typename T>
 __global__ void __launch_bounds__(kScanWarps * 32, kScanCtas) scan_kernel(ScanCall c) {
@@ -172,7 +172,8 @@ __global__ void __launch_bounds__(kScanWarps * 32, kScanCtas) scan_kernel(ScanCa
 
 // ---- count
 
-constexpr uint32_t kCountThreads = 1024;
+constexpr uint32_t kCountThreads = 256;
+constexpr uint32_t kCountWords = kGroupBits / 64 / kCountThreads;  // of a thread
 
 /// The sum over this thread and those below it in the CTA; `total` of all. For all threads at once.
 template <typename Number>
@@ -183,7 +184,7 @@ __device__ inline Number sum_in_block(Number value, Number* total) {
   __syncthreads();  // whoever called before has read
   if (lane == 31) sums[warp] = value;
   __syncthreads();
-  const Number before = sum_up_to(sums[lane], lane);
+  const Number before = sum_up_to(lane < kCountThreads / 32 ? sums[lane] : Number{0}, lane);
   *total = __shfl_sync(kAll, before, 31);
   const Number below = __shfl_sync(kAll, before, warp == 0 ? 0 : warp - 1);
   return value + (warp == 0 ? 0 : below);
@@ -203,34 +204,49 @@ __device__ inline uint64_t number_groups(volatile uint64_t* bases, uint64_t grou
   return carry;
 }
 
-__global__ void __launch_bounds__(kCountThreads) count_kernel(CountCall c) {
-  __shared__ bool is_last;
+/// Union bits of a thread's words, those past the end dropped, and whether local ones are missing.
+__device__ inline uint32_t count_words(const CountCall& c, uint64_t at, bool& lost) {
   const uint64_t words = words_for(c.count);
-  const uint64_t at = uint64_t{blockIdx.x} * (kGroupBits / 64) + threadIdx.x * 2;
-  uint64_t all[2] = {0, 0};
-  uint64_t lost = 0;
-  if (at + 2 < words) {
-    const auto two = reinterpret_cast<const ulonglong2*>(c.bitmap)[at / 2];
-    const auto local = reinterpret_cast<const ulonglong2*>(c.local)[at / 2];
-    all[0] = two.x, all[1] = two.y;
-    lost = (local.x & ~all[0]) | (local.y & ~all[1]);
+  uint32_t found = 0;
+  uint64_t missing = 0;
+  if (at + kCountWords < words) {
+    ulonglong2 all[kCountWords / 2], local[kCountWords / 2];
+#pragma unroll
+    for (uint32_t k = 0; k < kCountWords / 2; ++k) {
+      all[k] = reinterpret_cast<const ulonglong2*>(c.bitmap)[at / 2 + k];
+      local[k] = reinterpret_cast<const ulonglong2*>(c.local)[at / 2 + k];
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < kCountWords / 2; ++k) {
+      found += ones(uint64_t{all[k].x}) + ones(uint64_t{all[k].y});
+      missing |= (local[k].x & ~all[k].x) | (local[k].y & ~all[k].y);
+    }
   } else {
-    for (uint32_t k = 0; k < 2 && at + k < words; ++k) {
-      all[k] = c.bitmap[at + k];
-      if (at + k == words - 1 && c.count % 64 != 0) {
-        all[k] &= (uint64_t{1} << c.count % 64) - 1;
-        c.bitmap[at + k] = all[k];
+    for (uint64_t w = at; w < at + kCountWords && w < words; ++w) {
+      uint64_t all = c.bitmap[w];
+      if (w == words - 1 && c.count % 64 != 0) {
+        all &= (uint64_t{1} << c.count % 64) - 1;
+        c.bitmap[w] = all;
       }
-      lost |= c.local[at + k] & ~all[k];
+      found += ones(all);
+      missing |= c.local[w] & ~all;
     }
   }
-  const uint32_t own = ones(all[0]) + ones(all[1]);
+  lost = missing != 0;
+  return found;
+}
+
+__global__ void __launch_bounds__(kCountThreads) count_kernel(CountCall c) {
+  __shared__ bool is_last;
+  const uint64_t at = uint64_t{blockIdx.x} * (kGroupBits / 64) + threadIdx.x * kCountWords;
+  bool lost = false;
+  const uint32_t own = count_words(c, at, lost);
   uint32_t total = 0;
   const uint32_t end = sum_in_block(own, &total);
-  const uint32_t threads = static_cast<uint32_t>(tile_elements(c.width) / 128);  // of a tile
   const uint64_t tile = at * 64 / tile_elements(c.width);
-  if (threadIdx.x % threads == 0 && tile < tiles_for(c.width, c.count)) c.offsets[tile] = end - own;
-  const bool any_lost = __syncthreads_or(lost != 0) != 0;
+  if (at * 64 % tile_elements(c.width) == 0 && tile < tiles_for(c.width, c.count))
+    c.offsets[tile] = end - own;
+  const bool any_lost = __syncthreads_or(lost) != 0;
   if (threadIdx.x == 0) {
     if (any_lost) atomicOr(&c.totals->lost, 1u);
     c.bases[blockIdx.x] = total;
@@ -242,12 +258,15 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(CountCall c) {
   __threadfence();
   const uint64_t size = number_groups(c.bases, gridDim.x);
   if (threadIdx.x != 0) return;
-  volatile const Totals* totals = c.totals;
-  c.totals->union_size = size;
+  volatile Totals* totals = c.totals;
   c.mail->numbers[0] = size;
   c.mail->numbers[1] = totals->nonzeros;
   c.mail->numbers[2] = totals->negative_zeros;
   c.mail->numbers[3] = totals->lost;
+  totals->nonzeros = 0;  // for the next scan
+  totals->negative_zeros = 0;
+  totals->lost = 0;
+  totals->tickets = 0;
   cuda::send(c.mail, c.sequence);
 }
 
@@ -285,7 +304,7 @@ __global__ void __launch_bounds__(kPlainThreads)
 
 // ---- expand
 
-constexpr int kExpandWarps = 4;
+constexpr int kExpandWarps = 8;
 constexpr uint32_t kExpandBatch = 4;  // tiles whose loads are under way at once
 
 template <typename T>
@@ -420,7 +439,7 @@ __global__ void __launch_bounds__(kUnpackWarps * 32) unpack_kernel(UnpackCall c)
     const uint32_t total = __shfl_sync(kAll, end, 31);
     if (total == 0 && !c.everywhere) continue;
     for (uint32_t i = lane; i < total; i += 32)
-      stage[i] = __ldcs(in + i);
+      stage[i] = in[i];
     __syncwarp();
     const uint32_t before = end - ones(all);
 #pragma unroll
@@ -488,8 +507,6 @@ int launch(Kernel kernel, int threads, uint64_t work, void* stream, Arguments...
 }
 
 int scan(const ScanCall& c, void* stream) {
-  const auto code = cudaMemsetAsync(c.totals, 0, sizeof(Totals), static_cast<cudaStream_t>(stream));
-  if (code != cudaSuccess) return code;
   const uint64_t work = ceil_div(tiles_for(c.width, c.count), kScanWarps);
   return c.width == 4 ? launch(scan_kernel<uint32_t>, kScanWarps * 32, work, stream, c)
                       : launch(scan_kernel<uint16_t>, kScanWarps * 32, work, stream, c);

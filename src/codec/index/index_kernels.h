@@ -26,10 +26,9 @@ constexpr uint64_t tiles_for(uint32_t width, uint64_t count) {
 }
 inline constexpr uint64_t kSlotBytes = 1024;
 
-/// What a scan and a count add up, on the device; zeros before a scan.
+/// What a scan and a count add up, on the device: zeros before a scan, and again after a count.
 struct Totals {
   uint64_t nonzeros;
-  uint64_t union_size;
   uint32_t negative_zeros;
   uint32_t lost;  ///< a position of this worker is not in the union
   uint32_t tickets;
