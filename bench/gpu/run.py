@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-TESTS = ["cuda_quant_test", "cuda_exact_test", "cuda_fold_test"]
+TESTS = ["cuda_quant_test", "cuda_exact_test", "cuda_fold_test", "cuda_staged_test"]
 
 # Spec, type, density, name, phases that are added up, the bar in TB/s of dense input.
 BARS: list[tuple[str, str, float, str, list[int], float]] = [
@@ -161,8 +161,9 @@ def table(result: dict[str, Any]) -> str:
         told = case.get("refused") or case.get("failed") or ", ".join(str(us) for us in case["us"])
         same = {True: "yes", False: "NO", None: ""}[case.get("same_as_cpu")]
         lines.append(f"| {case['spec']} | {case['dtype']} | {case['density']} | {told} | {same} |")
-    lines += ["", "| torch | us |", "|---|---|"]
-    lines += [f"| {name} | {us} |" for name, us in result["torch"].items()]
+    if result["torch"]:
+        lines += ["", "| torch | us |", "|---|---|"]
+        lines += [f"| {name} | {us} |" for name, us in result["torch"].items()]
     return "\n".join(lines) + "\n"
 
 
