@@ -7,6 +7,9 @@ install(TARGETS ${modules} addend_addend addend_c EXPORT addend-targets
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 if(TARGET addend_cuda_kernels)
   install(TARGETS addend_cuda_kernels LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  if(TARGET addend) # has the core inside, and looks for the kernels by its own path
+    set_property(TARGET addend PROPERTY INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
+  endif()
 endif()
 install(DIRECTORY include/addend DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT addend-targets NAMESPACE addend:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/addend)

@@ -45,7 +45,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("no cmake")
     folder = tmp_path_factory.mktemp("wheel")
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
-    run(*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", folder, ROOT)
+    one = "--config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES=90"  # kernels take their time
+    run(*pip, "wheel", "--no-build-isolation", "--no-deps", one, "-w", folder, ROOT)
     (built,) = folder.glob("*.whl")
     return built
 
@@ -65,6 +66,8 @@ def test_one_wheel_serves_every_python(wheel: Path) -> None:
 def test_the_wheel_holds_the_library_its_licences_and_type_hints(unpacked: Path) -> None:
     for name in ("libaddend.so", "py.typed", "__init__.py"):
         assert (unpacked / "addend" / name).is_file()
+    kernels = unpacked / "addend" / "libaddend_cuda.so"  # where they can be built
+    assert kernels.is_file() == (shutil.which("nvcc") is not None)
     licences = {path.name for path in unpacked.glob("*.dist-info/licenses/**/*") if path.is_file()}
     assert licences == {"LICENSE", "highway.txt", "openssl.txt"}
     assert not list(unpacked.glob("**/*.h"))
