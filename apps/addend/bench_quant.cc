@@ -43,7 +43,7 @@ struct Subject {
   const char* name;
   const char* codec;
 };
-constexpr Subject kLevels{"quant levels", "quant"};
+constexpr Subject kLevels{"quant levels", "quant:bits=4"};
 constexpr Subject kIndices{"quant indices", "quant:carrier=indices"};
 
 /// Where the sum over all workers stands, or the levels if they are summed in place.

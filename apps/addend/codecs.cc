@@ -28,9 +28,8 @@ double number(const CodecSpec& spec, std::string_view key, const char* fallback)
 /// for what is clipped.
 double most_nmse(const CodecSpec& spec) {
   const std::string asked = option(spec, "bits", "4");
-  double bits =
+  const double bits =
       asked == "auto" ? std::floor(number(spec, "budget", "4")) : number(spec, "bits", "4");
-  if (asked == "lane") bits = 4;  // or more
   double most = 2 * std::pow(4 / (std::exp2(bits) - 1), 2);
   // The difference of two residuals.
   if (option(spec, "feedback", "none") != "none") most *= 4;

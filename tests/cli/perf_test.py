@@ -198,8 +198,8 @@ class PerfTest(AddendTest):
                 self.quantised(*codecs, *more, density=density)
 
     def test_averaging_over_workers_averages_errors(self) -> None:
-        (alone,) = self.quantised("--codec", "quant", "--workers", 1)
-        (eight,) = self.quantised("--codec", "quant", "--workers", 8)
+        (alone,) = self.quantised("--codec", "quant:bits=4", "--workers", 1)
+        (eight,) = self.quantised("--codec", "quant:bits=4", "--workers", 8)
         self.assertLess(eight, alone / 2)
 
     def test_same_seed_same_numbers(self) -> None:
@@ -387,7 +387,8 @@ class BenchTest(AddendTest):
         self.assertEqual(found["codecs"], [])
         found = self.good_json("bench", "--quick", "--repeats", 1, "--only", "quant")
         indexed = ["quant:index=packed", "quant:index=two-level"]
-        self.assertEqual([line["codec"] for line in found["codecs"]], indexed + LOSSY)
+        quantised = ["quant:bits=4", "quant:carrier=indices"]
+        self.assertEqual([line["codec"] for line in found["codecs"]], indexed + quantised)
 
 
 class DemoTest(AddendTest):

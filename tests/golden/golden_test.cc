@@ -171,7 +171,8 @@ const std::vector<RoundsCase> kRounds = {
     {"exact:mode=packed,values=reproducible,tolerance=0.001", DType::kF32, 130},
     {"exact:mode=two-level,values=reproducible,block=16", DType::kBf16, 160},
     {"exact:mode=sketch,density=0.2,values=reproducible", DType::kF32, 130},
-    {"quant", DType::kF32, 130},
+    {"quant", DType::kF32, 130},  // seven bits fill the lanes of two workers
+    {"quant:bits=4", DType::kF32, 130},
     {"quant:carrier=indices,block=64", DType::kBf16, 130},
     {"quant:bits=auto,budget=5,block=64", DType::kF32, 200},
     {"quant:bits=8,block=64", DType::kF32, 130},                // 2 x 255 levels: lanes of u16
@@ -180,10 +181,10 @@ const std::vector<RoundsCase> kRounds = {
     {"quant:levels=published,rotate=none,rounding=independent,block=64", DType::kF32, 100},
     {"dense", DType::kBf16, 64, 0.5},
     {"exact:mode=packed", DType::kF16, 130, 1.0 / 3},
-    {"quant:block=64,feedback=float", DType::kF32, 210, 0.5, 6, {{7, 140}, {3, 70}}},
+    {"quant:bits=4,block=64,feedback=float", DType::kF32, 210, 0.5, 6, {{7, 140}, {3, 70}}},
     {"quant:bits=auto,feedback=byte", DType::kF32, 210, 1, 0, {{3, 70}, {7, 140}}},
-    {"quant:index=packed,block=64", DType::kF32, 300},
-    {"quant:index=two-level,feedback=float", DType::kBf16, 210, 0.5, 2, {{7, 140}, {3, 70}}},
+    {"quant:bits=4,index=packed,block=64", DType::kF32, 300},
+    {"quant:bits=4,index=two-level,feedback=float", DType::kBf16, 210, 0.5, 2, {{7, 140}, {3, 70}}},
     {"cast:to=bf16", DType::kF32, 130},
     {"cast:to=f16", DType::kBf16, 130, 1.0 / 3},
     {"cast:to=f16,feedback=float", DType::kF32, 130, 1.0 / 3, 4, {{7, 100}, {3, 30}}},

@@ -76,8 +76,9 @@ Gradients uneven(uint32_t world, uint64_t stretch) {
 TEST(QuantAccuracy, FourBitsInEightBitLanesMeetTheBars) {
   const Gradients same8 = gaussian(8, true), different8 = gaussian(8, false),
                   same4 = gaussian(4, true);
-  const double identical8 = error_of("quant", same8), independent8 = error_of("quant", different8);
-  const double identical4 = error_of("quant", same4);
+  const double identical8 = error_of("quant:bits=4", same8),
+               independent8 = error_of("quant:bits=4", different8);
+  const double identical4 = error_of("quant:bits=4", same4);
   // The published figure of independent gradients is relative to the mean's own energy, a world-th
   // of the mean squared norm.
   std::printf(
@@ -89,23 +90,22 @@ TEST(QuantAccuracy, FourBitsInEightBitLanesMeetTheBars) {
 }
 
 // The same bytes as four bits, and the error of as many bits as fit the lane.
-TEST(QuantAccuracy, BitsThatFillTheLaneCostNothingAndGainMuch) {
+TEST(QuantAccuracy, DefaultBitsFillTheLaneAtNoCostAndGainMuch) {
   const struct {
     uint32_t world, bits;
     double gain;
   } cases[] = {{2, 7, 25}, {4, 6, 7}, {8, 5, 2}};
   for (const auto& [world, bits, gain] : cases) {
     const Gradients gradients = gaussian(world, false);
-    const double four = error_of("quant", gradients),
-                 filled = error_of("quant:bits=lane", gradients);
-    std::printf("N=%u independent: 4 bits %.7f, bits=lane %.7f, %.1fx less\n", world, four, filled,
+    const double four = error_of("quant:bits=4", gradients), filled = error_of("quant", gradients);
+    std::printf("N=%u independent: 4 bits %.7f, default %.7f, %.1fx less\n", world, four, filled,
                 four / filled);
     EXPECT_GE(four / filled, gain) << world;
     EXPECT_EQ(filled, error_of("quant:bits=" + std::to_string(bits), gradients)) << world;
   }
 }
 
-TEST(QuantAccuracy, BitsThatFillTheLaneSendTheBytesOfFourInEveryWorld) {
+TEST(QuantAccuracy, DefaultBitsSendTheBytesOfFourInEveryWorld) {
   for (const uint32_t world : {1u, 2u, 3u, 5u, 9u, 16u, 17u, 18u, 64u, 257u, 258u, 4369u, 4370u}) {
     Layout layout = layout_of(world, 4096);
     const auto bytes = [&](const char* text) {
@@ -117,7 +117,7 @@ TEST(QuantAccuracy, BitsThatFillTheLaneSendTheBytesOfFourInEveryWorld) {
       EXPECT_TRUE(*(*codec)->next_round(round) && *(*codec)->next_round(round));
       return round.bytes();
     };
-    EXPECT_EQ(bytes("quant:bits=lane"), bytes("quant:bits=4")) << world;
+    EXPECT_EQ(bytes("quant"), bytes("quant:bits=4")) << world;
   }
 }
 
@@ -131,7 +131,7 @@ TEST(QuantAccuracy, ThePublishedSettingGivesThePublishedErrors) {
 }
 
 TEST(QuantAccuracy, UnevenBlockEnergiesCostAtMostATenth) {
-  for (const char* spec : {"quant", "quant:levels=published,rounding=independent"}) {
+  for (const char* spec : {"quant:bits=4", "quant:levels=published,rounding=independent"}) {
     const double even = error_of(spec, gaussian(4, true)), rough = error_of(spec, uneven(4, 256));
     std::printf("%s: gaussian %.6f, uneven %.6f\n", spec, even, rough);
     EXPECT_LE(rough, 1.1 * even) << spec;
@@ -152,8 +152,8 @@ TEST(QuantAccuracy, RotationTablesAndCorrelationEachHelp) {
     for (uint64_t i = 0; i < kCount; ++i)
       gradient[i] = static_cast<float>(std::pow(static_cast<double>(gradient[i]), 3));
   }
-  const double full = error_of("quant", gradients),
-               independent = error_of("quant:rounding=independent", gradients);
+  const double full = error_of("quant:bits=4", gradients),
+               independent = error_of("quant:bits=4,rounding=independent", gradients);
   const double uniform = error_of("quant:levels=uniform", gradients),
                bare = error_of("quant:levels=uniform,rotate=none", gradients);
   std::printf(

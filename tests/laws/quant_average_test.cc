@@ -136,7 +136,7 @@ std::vector<double> averaging_errors(const std::string& spec) {
 // The residual stays bounded, so the error of the average of T steps falls as 1/T, in spite of
 // clipping: T times it (what is compared here) stays nearly the same.
 TEST(QuantAverage, FeedbackAveragesAConstantGradientAsOneOverTheSteps) {
-  for (const std::string table : {"", ",levels=published,rounding=independent"}) {
+  for (const std::string table : {",bits=4", ",levels=published,rounding=independent"}) {
     const auto errors = averaging_errors("quant:feedback=float" + table);
     // Four times the steps, about a quarter of the error, once the first residuals are there.
     for (std::size_t i = 2; i < errors.size(); ++i)
@@ -148,8 +148,8 @@ TEST(QuantAverage, FeedbackAveragesAConstantGradientAsOneOverTheSteps) {
 
 // A byte loses a little of the residual each step, so its average falls a little slower.
 TEST(QuantAverage, FeedbackInBytesConvergesToo) {
-  const auto errors = averaging_errors("quant:feedback=byte");
-  const auto none = averaging_errors("quant");
+  const auto errors = averaging_errors("quant:bits=4,feedback=byte");
+  const auto none = averaging_errors("quant:bits=4");
   for (std::size_t i = 2; i < errors.size(); ++i)
     EXPECT_LT(errors[i], 1.8 * errors[i - 1])
         << kCheckpoints[i] << " steps: far from 4, which is no progress";

@@ -61,7 +61,7 @@ def test_a_matrix_travels_as_two_factors() -> None:
     assert flat.reports[0].mode == "dense"
 
 
-@pytest.mark.parametrize("spec", ["quant", "quant:carrier=indices"])
+@pytest.mark.parametrize("spec", ["quant:bits=4", "quant:carrier=indices"])
 def test_a_lossy_codec_shows_its_error(spec: str) -> None:
     rng = np.random.default_rng(5)
     result = addend.simulate(list(rng.normal(size=(4, 100, 70)).astype(np.float32)), spec)
@@ -108,7 +108,9 @@ def test_feedback_averages_errors_out() -> None:
         average = np.mean([simulator.step(arrays).sum for _ in range(16)], axis=0)
         return float(np.sum((average - truth) ** 2))
 
-    assert error_of_the_average("quant:feedback=float") < 0.5 * error_of_the_average("quant")
+    assert error_of_the_average("quant:bits=4,feedback=float") < 0.5 * error_of_the_average(
+        "quant:bits=4"
+    )
 
 
 def test_a_failed_step_leaves_the_simulator_usable(monkeypatch: pytest.MonkeyPatch) -> None:

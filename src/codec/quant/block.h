@@ -21,6 +21,7 @@ struct Quantiser {
   const float* lower = nullptr;  ///< per cell: the level at or below it
   const float* gap = nullptr;    ///< per cell: distance to the next level
   const float* index = nullptr;  ///< per cell: number of the lower level
+  bool uniform = false;          ///< levels are 0, 1, ... g: tables say what a cell already is
   /// Rounding thresholds in [0, 1), kThresholds of them; element i takes number i % kThresholds.
   const float* thresholds = nullptr;
 };

@@ -101,6 +101,7 @@ struct Setting {
             coding.lower.data(),
             coding.gap.data(),
             coding.index.data(),
+            coding.table.levels.size() == coding.table.granularity + 1,
             thresholds.of_block(block)};
   }
   Coding coding;

@@ -212,18 +212,28 @@ struct Constants {
 
 template <uint32_t kRegisters>
 struct Tables {
+  HWY_INLINE explicit Tables(const Quantiser& q) : lower(q.lower), gap(q.gap), index(q.index) {}
   Lookup<kRegisters> lower, gap, index;
 };
+
+// Levels that are 0, 1, 2, ...: nothing to look up.
+struct Uniform {};
+
+HWY_INLINE VF clamped(const Constants& k, VF x) {
+  return hn::Min(hn::Max(hn::Add(hn::Mul(x, k.scale), k.middle), hn::Zero(DF())), k.top);
+}
+HWY_INLINE VI cell_of(VF y) {
+  return hn::And(hn::ShiftRight<kCellShift>(hn::BitCast(DI(), hn::Add(y, hn::Set(DF(), kToCell)))),
+                 hn::Set(DI(), 0xFF));
+}
 
 // The level, or its index, in the low byte of each lane; see kToByte.
 template <bool kIndices, uint32_t kRegisters>
 HWY_INLINE VI round_to_level(const Tables<kRegisters>& tables, const Constants& k, VF x,
                              VF threshold) {
   const DF d;
-  const VF y = hn::Min(hn::Max(hn::Add(hn::Mul(x, k.scale), k.middle), hn::Zero(d)), k.top);
-  const VI cell =
-      hn::And(hn::ShiftRight<kCellShift>(hn::BitCast(DI(), hn::Add(y, hn::Set(d, kToCell)))),
-              hn::Set(DI(), 0xFF));
+  const VF y = clamped(k, x);
+  const VI cell = cell_of(y);
   const VF lower = tables.lower(cell), gap = tables.gap(cell);
   const auto up = hn::Gt(hn::Sub(y, lower), hn::Mul(threshold, gap));
   const VF value = kIndices ? hn::Add(tables.index(cell), hn::IfThenElseZero(up, hn::Set(d, 1.0f)))
@@ -231,27 +241,36 @@ HWY_INLINE VI round_to_level(const Tables<kRegisters>& tables, const Constants& 
   return hn::BitCast(DI(), hn::Add(value, hn::Set(d, kToByte)));
 }
 
-template <bool kIndices, uint32_t kRegisters>
-HWY_INLINE void quantise_with(const Quantiser& q, const float* HWY_RESTRICT x, uint64_t n,
-                              uint8_t* HWY_RESTRICT out) {
+// At the top nothing is left to round up: y is at most g, and no threshold is below 0.
+template <bool kIndices>
+HWY_INLINE VI round_to_level(const Uniform&, const Constants& k, VF x, VF threshold) {
+  const DF d;
+  const VF y = clamped(k, x);
+  const VI cell = cell_of(y);
+  const auto up = hn::Gt(hn::Sub(y, hn::ConvertTo(d, cell)), threshold);
+  return hn::Sub(cell, hn::VecFromMask(DI(), hn::RebindMask(DI(), up)));
+}
+
+template <bool kIndices, typename Levels>
+HWY_INLINE void quantise_with(const Levels& levels, const Quantiser& q, const float* HWY_RESTRICT x,
+                              uint64_t n, uint8_t* HWY_RESTRICT out) {
   const DF d;
   const Constants k{hn::Set(d, q.scale), hn::Set(d, q.middle), hn::Set(d, q.top)};
-  const Tables<kRegisters> tables{Lookup<kRegisters>(q.lower), Lookup<kRegisters>(q.gap),
-                                  Lookup<kRegisters>(q.index)};
   for (uint64_t i = 0; i < n; i += kWidth) {
     const VF threshold = hn::LoadU(d, q.thresholds + i % kThresholds);
-    const VI level = round_to_level<kIndices>(tables, k, hn::LoadU(d, x + i), threshold);
+    const VI level = round_to_level<kIndices>(levels, k, hn::LoadU(d, x + i), threshold);
     kIndices ? store_nibbles(level, out + i / 2) : hn::StoreU(low_bytes(level), D8(), out + i);
   }
 }
 
 template <bool kIndices>
 HWY_INLINE void quantise_any(const Quantiser& q, const float* x, uint64_t n, uint8_t* out) {
+  if (q.uniform) return quantise_with<kIndices>(Uniform(), q, x, n, out);
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
-  if (q.cells <= 32) return quantise_with<kIndices, 2>(q, x, n, out);
-  if (q.cells <= 64) return quantise_with<kIndices, 4>(q, x, n, out);
+  if (q.cells <= 32) return quantise_with<kIndices>(Tables<2>(q), q, x, n, out);
+  if (q.cells <= 64) return quantise_with<kIndices>(Tables<4>(q), q, x, n, out);
 #endif
-  quantise_with<kIndices, 0>(q, x, n, out);
+  quantise_with<kIndices>(Tables<0>(q), q, x, n, out);
 }
 
 void quantise_levels_kernel(const Quantiser& q, const float* x, uint64_t n, uint8_t* levels) {

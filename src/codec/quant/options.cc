@@ -26,14 +26,19 @@ Result<uint64_t> read_or_word(const CodecSpec& spec, std::string_view key, std::
   return read_integer(spec, key, fallback, least, most);
 }
 
+bool gives(const CodecSpec& spec, std::string_view key) {
+  return std::any_of(spec.options.begin(), spec.options.end(),
+                     [&](const auto& option) { return option.first == key; });
+}
+
 // The most bits that cost no more than four: what fits the lane that four need.
-Result<uint64_t> lane_bits(uint32_t world) {
-  uint64_t bits = 4;
-  const Result<Lane> lane = narrowest_lane((1u << bits) - 1, world);
+Status fill_lane(Options& options, uint32_t world) {
+  const Result<Lane> lane = narrowest_lane((1u << options.bits) - 1, world);
   ADDEND_TRY(lane);
-  while (bits < kMaxBits && world * ((uint64_t{2} << bits) - 1) <= lane_limit(*lane))
-    ++bits;
-  return bits;
+  while (options.bits < kMaxBits &&
+         world * ((uint64_t{2} << options.bits) - 1) <= lane_limit(*lane))
+    ++options.bits;
+  return {};
 }
 
 uint64_t largest_segment(const Layout& layout) {
@@ -70,8 +75,8 @@ Status check(const Options& options, const Layout& layout) {
 
 const std::vector<OptionHelp>& quant_options() {
   static const std::vector<OptionHelp> options = {
-      {"bits", "auto|lane|1..8",
-       "bits per element (4); auto chooses per block, from block norms; lane fills the lane"},
+      {"bits", "auto|1..8",
+       "bits per element (as many as fit four bits' lane); auto chooses per block, from norms"},
       {"budget", "NUMBER", "bits=auto: mean bits per element (4.0)"},
       {"levels", "table|uniform|published",
        "optimal table, equally spaced, or THC's default table"},
@@ -94,11 +99,7 @@ const std::vector<OptionHelp>& quant_options() {
 Result<Options> read_options(const CodecSpec& spec, const Layout& layout) {
   const std::vector<OptionHelp>& help = quant_options();
   ADDEND_TRY(check_options(spec, help));
-  const bool fills_lane =
-      std::find(spec.options.begin(), spec.options.end(),
-                std::pair<std::string, std::string>("bits", "lane")) != spec.options.end();
-  const auto bits =
-      fills_lane ? lane_bits(layout.world) : read_or_word(spec, "bits", "auto", 4, 1, kMaxBits);
+  const auto bits = read_or_word(spec, "bits", "auto", 4, 1, kMaxBits);
   ADDEND_TRY(bits);
   const auto budget = read_number(spec, "budget", 4, 2, 8);
   ADDEND_TRY(budget);
@@ -124,7 +125,6 @@ Result<Options> read_options(const CodecSpec& spec, const Layout& layout) {
   ADDEND_TRY(index);
   Options options;
   options.bits = static_cast<uint32_t>(*bits);
-  options.fills_lane = fills_lane;
   options.budget = *budget;
   options.levels = static_cast<Levels>(*levels);
   options.granularity = static_cast<uint32_t>(*granularity);
@@ -136,6 +136,9 @@ Result<Options> read_options(const CodecSpec& spec, const Layout& layout) {
   options.carrier = static_cast<Carrier>(*carrier);
   options.non_finite = static_cast<NonFinite>(*non_finite);
   options.index = static_cast<Index>(*index);
+  options.fills_lane = !gives(spec, "bits") && options.carrier == Carrier::kLevels &&
+                       options.levels == Levels::kTable && options.granularity == 0;
+  if (options.fills_lane) ADDEND_TRY(fill_lane(options, layout.world));
   ADDEND_TRY(check(options, layout));
   return options;
 }

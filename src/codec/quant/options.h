@@ -20,7 +20,7 @@ enum class Index : uint8_t { kNone, kAuto, kPacked, kTwoLevel };
 
 struct Options {
   uint32_t bits = 4;        ///< 0: chosen per block under `budget`
-  bool fills_lane = false;  ///< bits=lane: `bits` follows from the world
+  bool fills_lane = false;  ///< bits were not given: they follow from the world
   double budget = 4;        ///< mean bits per element when bits are chosen per block
   Levels levels = Levels::kTable;
   uint32_t granularity = 0;  ///< 0: chosen by the planner

@@ -56,6 +56,7 @@ Quantiser QuantCodec::quantiser(uint64_t b, const Part& part, float norm) const 
   q.lower = coding.lower.data();
   q.gap = coding.gap.data();
   q.index = coding.index.data();
+  q.uniform = coding.table.levels.size() == q.cells;
   q.thresholds = thresholds_.of_block(threshold_name(blocks_[b]));
   return q;
 }

@@ -40,7 +40,7 @@ double norm(const std::vector<double>& x) {
 TEST(QuantFeedback, DeliversInTheEndWhatTheContributorsPutIn) {
   for (const char* feedback : {"float", "byte"}) {
     const Layout layout = quant_layout(4, 5000);
-    QuantWorkers workers("quant:feedback=" + std::string(feedback), layout);
+    QuantWorkers workers("quant:bits=4,feedback=" + std::string(feedback), layout);
     std::vector<double> missing = zeros_of(layout);
     double last = 0;
     for (uint64_t step = 0; step < 200; ++step) {
