@@ -51,6 +51,7 @@ bench-service: python-env
 	python3 tests/net/bars.py build/bench/apps/addend/addend .venv/bin/python
 	python3 tests/net/abuse_test.py build/bench/apps/addend/addend build/bench/tests/service_abuse --bench
 	python3 tests/net/loss_bars.py build/bench/apps/addend/addend build/bench/tests/bad_wire $(LOSS_BARS)
+	python3 tests/net/ahead_bars.py build/bench/apps/addend/addend build/bench/tests/bad_wire
 	build/bench/tests/driver_bars
 	python3 tests/net/xdp_bars.py build/bench/apps/addend/addend
 

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <limits>
 
+#include "wire/half.h"
+
 namespace addend {
 namespace {
 
@@ -31,6 +33,13 @@ Status Residual::reserve(Feedback feedback, uint64_t elements, uint64_t blocks) 
   if (feedback == Feedback::kFloat) return {};
   ADDEND_TRY(scales_.reserve(blocks * 4));
   std::memset(scales_.as<void>(), 0, blocks * 4);
+  return {};
+}
+
+Status Residual::reserve_norms() {
+  keeps_norms_ = true;
+  ADDEND_TRY(norms_.reserve(blocks_ * 4));
+  std::fill(norms().begin(), norms().end(), kNoNorm);
   return {};
 }
 
@@ -80,6 +89,12 @@ void Residual::multiply(double factor) {
     auto* scales = scales_.as<float>();
     std::transform(scales, scales + blocks_, scales, times);
   }
+  for (uint32_t& norm : norms()) {
+    const double scaled = static_cast<double>(addend_f32_from_bits(norm)) * std::fabs(factor);
+    if (norm == kNoNorm) continue;
+    const bool finite = scaled <= static_cast<double>(std::numeric_limits<float>::max());
+    norm = finite ? addend_f32_bits(static_cast<float>(scaled)) : kNoNorm;
+  }
 }
 
 uint64_t Residual::element_bytes() const {
@@ -87,23 +102,32 @@ uint64_t Residual::element_bytes() const {
 }
 
 uint64_t Residual::state_bytes(const Range& range) const {
-  return range.elements * element_bytes() + (feedback_ == Feedback::kByte ? range.blocks * 4 : 0);
+  const uint64_t scales = feedback_ == Feedback::kByte ? range.blocks * 4 : 0;
+  return range.elements * element_bytes() + scales + (keeps_norms_ ? range.blocks * 4 : 0);
 }
 
 void Residual::save(const Range& range, uint8_t* to) const {
   const uint64_t bytes = range.elements * element_bytes();
   if (bytes == 0) return;
   std::memcpy(to, values_.as<uint8_t>() + range.begin * element_bytes(), bytes);
-  if (feedback_ != Feedback::kByte) return;
-  std::memcpy(to + bytes, scales_.as<float>() + range.first_block, range.blocks * 4);
+  to += bytes;
+  if (feedback_ == Feedback::kByte) {
+    std::memcpy(to, scales_.as<float>() + range.first_block, range.blocks * 4);
+    to += range.blocks * 4;
+  }
+  if (keeps_norms_) std::memcpy(to, norms_.as<uint32_t>() + range.first_block, range.blocks * 4);
 }
 
 void Residual::load(const Range& range, const uint8_t* from) {
   const uint64_t bytes = range.elements * element_bytes();
   if (bytes == 0) return;
   std::memcpy(values_.as<uint8_t>() + range.begin * element_bytes(), from, bytes);
-  if (feedback_ != Feedback::kByte) return;
-  std::memcpy(scales_.as<float>() + range.first_block, from + bytes, range.blocks * 4);
+  from += bytes;
+  if (feedback_ == Feedback::kByte) {
+    std::memcpy(scales_.as<float>() + range.first_block, from, range.blocks * 4);
+    from += range.blocks * 4;
+  }
+  if (keeps_norms_) std::memcpy(norms_.as<uint32_t>() + range.first_block, from, range.blocks * 4);
 }
 
 }  // namespace addend

@@ -26,6 +26,15 @@ class Residual {
   void describe(Feedback feedback, uint64_t elements, uint64_t blocks);
   /// Zero for `elements` elements in `blocks` blocks. kNone holds nothing.
   Status reserve(Feedback feedback, uint64_t elements, uint64_t blocks);
+  /// Room for a norm of each block, the bits of a float, which is saved with the residual; kNoNorm
+  /// until it is set. REQUIRES: reserve, not kNone.
+  Status reserve_norms();
+
+  static constexpr uint32_t kNoNorm = 0xFFFFFFFF;
+  std::span<uint32_t> norms() { return {norms_.as<uint32_t>(), keeps_norms_ ? blocks_ : 0}; }
+  std::span<const uint32_t> norms() const {
+    return {norms_.as<uint32_t>(), keeps_norms_ ? blocks_ : 0};
+  }
 
   bool any() const { return feedback_ != Feedback::kNone; }
 
@@ -37,10 +46,13 @@ class Residual {
   /// kFloat: the elements themselves.
   float* values() { return values_.as<float>(); }
 
-  /// All of it times `factor`, but for what is then not finite, which becomes 0.
+  /// All of it times `factor`, but for what is then not finite, which becomes 0; norms likewise,
+  /// which then are none.
   void multiply(double factor);
 
-  uint64_t memory_bytes() const { return values_.capacity() + scales_.capacity(); }
+  uint64_t memory_bytes() const {
+    return values_.capacity() + scales_.capacity() + norms_.capacity();
+  }
 
   /// The bytes of a part of the state, and back; the size is a function of the range and of
   /// reserve's arguments.
@@ -56,6 +68,8 @@ class Residual {
   uint64_t blocks_ = 0;
   Buffer values_;  // float or int8_t per element
   Buffer scales_;  // float per block, for bytes
+  bool keeps_norms_ = false;
+  Buffer norms_;
 };
 
 }  // namespace addend

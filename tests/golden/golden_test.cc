@@ -185,6 +185,7 @@ const std::vector<RoundsCase> kRounds = {
     {"quant:bits=auto,feedback=byte", DType::kF32, 210, 1, 0, {{3, 70}, {7, 140}}},
     {"quant:bits=4,index=packed,block=64", DType::kF32, 300},
     {"quant:bits=4,index=two-level,feedback=float", DType::kBf16, 210, 0.5, 2, {{7, 140}, {3, 70}}},
+    {"quant:norms=ahead,bits=4,feedback=byte,block=64", DType::kF32, 130},
     {"cast:to=bf16", DType::kF32, 130},
     {"cast:to=f16", DType::kBf16, 130, 1.0 / 3},
     {"cast:to=f16,feedback=float", DType::kF32, 130, 1.0 / 3, 4, {{7, 100}, {3, 30}}},

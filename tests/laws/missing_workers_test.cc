@@ -37,6 +37,7 @@ const std::vector<std::string> kSpecs = {
     "quant:levels=uniform",
     "quant:levels=published,feedback=float",
     "quant:block=whole,feedback=byte",
+    "quant:norms=ahead,feedback=float",
     "quant:index=packed",
     "quant:index=auto,feedback=float",
 };

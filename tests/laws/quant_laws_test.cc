@@ -168,7 +168,8 @@ TEST(QuantLaw, NoLaneOverflowsWhenEveryWorkerIsAtTheTopLevel) {
 
 TEST(QuantLaw, EveryInstructionSetGivesTheSameBits) {
   for (const char* spec : {"quant", "quant:carrier=indices,feedback=float", "quant:bits=auto",
-                           "quant:bits=7,block=64,feedback=byte", "quant:bits=3,block=whole"}) {
+                           "quant:bits=7,block=64,feedback=byte", "quant:bits=3,block=whole",
+                           "quant:norms=ahead,feedback=float"}) {
     std::vector<std::vector<Bytes>> results;
     for (const std::string& target : simd_targets()) {
       ASSERT_TRUE(force_simd_target(target));
@@ -231,7 +232,8 @@ TEST(QuantLaw, ASegmentsResultDoesNotDependOnItsBucketOrderOrRestarts) {
        {"quant", "quant:feedback=float", "quant:feedback=byte", "quant:feedback=float,block=64",
         "quant:bits=auto,feedback=byte", "quant:block=whole,feedback=float",
         "quant:rotate=none,feedback=float", "quant:carrier=indices,rounding=independent",
-        "quant:index=auto,feedback=float"}) {
+        "quant:index=auto,feedback=float", "quant:norms=ahead,feedback=float",
+        "quant:norms=ahead,feedback=byte,block=64"}) {
     for (uint64_t seed = 1; seed < 4; ++seed) {
       check_regrouping(spec, seed == 3 ? DType::kF16 : DType::kF32, seed);
       if (HasFatalFailure()) return;
@@ -241,8 +243,8 @@ TEST(QuantLaw, ASegmentsResultDoesNotDependOnItsBucketOrderOrRestarts) {
 
 TEST(QuantLaw, ThreadsThroughThePipelineInAnyOrderGiveTheBitsOfOneThread) {
   constexpr uint32_t kWorld = 4;
-  for (const std::string spec :
-       {"quant", "quant:carrier=indices,feedback=byte", "quant:bits=auto"}) {
+  for (const std::string spec : {"quant", "quant:carrier=indices,feedback=byte", "quant:bits=auto",
+                                 "quant:norms=ahead,feedback=byte"}) {
     std::array<std::vector<std::vector<Bytes>>, 3> expected;  // by bucket, step, worker
     for (std::size_t b = 0; b < 3; ++b) {
       Layout layout = layout_of(kWorld, kBuckets[b]);

@@ -58,6 +58,10 @@ Status check(const Options& options, const Layout& layout) {
   }
   if (options.index != Index::kNone && options.feedback == Feedback::kByte)
     return refuse("index keeps its residual by position: it needs feedback=none or float");
+  if (options.norms == Norms::kAhead && options.feedback == Feedback::kNone)
+    return refuse("norms=ahead clips what outgrew the last step's norm: it needs feedback");
+  if (options.norms == Norms::kAhead && (options.bits == 0 || options.index != Index::kNone))
+    return refuse("norms=ahead needs a fixed number of bits and no index");
   if (options.levels != Levels::kTable && options.bits == 0)
     return refuse("bits=auto needs levels=table");
   if (options.levels == Levels::kPublished && options.bits != 4)
@@ -92,6 +96,8 @@ const std::vector<OptionHelp>& quant_options() {
       {"nonfinite", "nan|error", "a block with NaN or Inf becomes NaN on all ranks, or an error"},
       {"index", "none|auto|packed|two-level",
        "sparse gradients: where the union is travels first, then only its values"},
+      {"norms", "step|ahead",
+       "scales of this step, in a round before, or of the last, with head-room: one round a step"},
   };
   return options;
 }
@@ -136,6 +142,9 @@ Result<Options> read_options(const CodecSpec& spec, const Layout& layout) {
   options.carrier = static_cast<Carrier>(*carrier);
   options.non_finite = static_cast<NonFinite>(*non_finite);
   options.index = static_cast<Index>(*index);
+  const auto norms = read_choice(spec, help[12], 0);
+  ADDEND_TRY(norms);
+  options.norms = static_cast<Norms>(*norms);
   options.fills_lane = !gives(spec, "bits") && options.carrier == Carrier::kLevels &&
                        options.levels == Levels::kTable && options.granularity == 0;
   if (options.fills_lane) ADDEND_TRY(fill_lane(options, layout.world));

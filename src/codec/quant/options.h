@@ -16,6 +16,7 @@ enum class Rotation : uint8_t { kBlock, kNone };
 enum class Rounding : uint8_t { kCorrelated, kIndependent };
 enum class Carrier : uint8_t { kLevels, kIndices };
 enum class NonFinite : uint8_t { kNan, kError };
+enum class Norms : uint8_t { kStep, kAhead };
 enum class Index : uint8_t { kNone, kAuto, kPacked, kTwoLevel };
 
 struct Options {
@@ -31,6 +32,7 @@ struct Options {
   Feedback feedback = Feedback::kNone;
   Carrier carrier = Carrier::kLevels;
   NonFinite non_finite = NonFinite::kNan;
+  Norms norms = Norms::kStep;  ///< kAhead: from the step before, with head-room
   Index index = Index::kNone;  ///< where the union is comes first; blocks are cut from its values
 };
 

@@ -65,6 +65,7 @@ uint64_t QuantPlan::base_fingerprint() const {
     print.add(coding.table.half_range);
   }
   if (indexed()) print.add("index").add(static_cast<uint64_t>(options_.index));
+  if (options_.norms == Norms::kAhead) print.add("ahead");
   return print.value();
 }
 
@@ -87,6 +88,7 @@ uint64_t QuantPlan::segment_fingerprint(uint64_t segment) const {
   }
   // How the index travels changes no result.
   if (indexed()) print.add("index");
+  if (options_.norms == Norms::kAhead) print.add("ahead");
   return print.value();
 }
 

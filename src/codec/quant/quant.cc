@@ -32,7 +32,8 @@ Status QuantCodec::set_up() {
     return residual_.reserve(options_.feedback, layout().count, 0);
   }
   ADDEND_TRY(cut_blocks(layout()));
-  return residual_.reserve(options_.feedback, blocks_.padded(), blocks_.size());
+  ADDEND_TRY(residual_.reserve(options_.feedback, blocks_.padded(), blocks_.size()));
+  return options_.norms == Norms::kAhead ? residual_.reserve_norms() : Status{};
 }
 
 Status QuantCodec::cut_blocks(const Layout& elements) {
@@ -49,6 +50,10 @@ Status QuantCodec::cut_blocks(const Layout& elements) {
 }
 
 void QuantCodec::add_plan(Fingerprint& print) const {
+  if (knows_norms()) {
+    for (const uint32_t norm : residual_.norms())
+      print.add(uint64_t{norm});
+  }
   if (!indexed()) return;
   print.add(exact::mode_name(form_));
   if (form_ == exact::Mode::kTwoLevel) print.add(seen_.block);
@@ -68,7 +73,7 @@ uint64_t QuantCodec::memory_bytes() const {
 Status QuantCodec::do_begin(const void* gradient) {
   gradient_ = source_ = gradient;
   waiting_ = Waiting::kNothing;
-  excluded_ = false;
+  excluded_ = ahead_ = false;
   live_ = 0;
   draft().mode = "quant";
   return {};
@@ -80,6 +85,10 @@ Result<bool> QuantCodec::do_round(Round& round) {
       if (layout().count == 0) return false;
       if (indexed()) {
         ADDEND_TRY(open_index(round));
+        return true;
+      }
+      if (knows_norms()) {
+        ADDEND_TRY(open_ahead(round));
         return true;
       }
       open_norms(round);
@@ -156,17 +165,32 @@ void QuantCodec::open_norms(Round& round) {
 // Turns the folded norms into each block's part: which coding, which lanes.
 Status QuantCodec::read_norms() {
   const auto* lanes = norms_.as<uint32_t>();
+  for (uint64_t b = 0; b < blocks_.size(); ++b) {
+    parts_[b] = Part{};
+    parts_[b].norm = addend_f32_from_bits(lanes[b]);
+  }
+  ADDEND_TRY(note_broken());
+  if (options_.bits == 0) choose_widths();
+  place_all_lanes();
+  return {};
+}
+
+// Finds the blocks that some worker cannot send.
+Status QuantCodec::note_broken() {
+  const auto* lanes = norms_.as<uint32_t>();
   uint64_t broken = 0;
   for (uint64_t b = 0; b < blocks_.size(); ++b) {
-    Part& part = parts_[b];
-    part = Part{};
-    part.broken = lanes[b] >= kFirstBroken;  // a worker's alarm, or damage
-    part.norm = part.broken ? 0 : addend_f32_from_bits(lanes[b]);
-    broken += part.broken ? blocks_[b].elements : 0;
+    if (lanes[b] < kFirstBroken) continue;  // a worker's alarm, or damage
+    parts_[b].broken = true;
+    parts_[b].norm = 0;
+    broken += blocks_[b].elements;
   }
   draft().escaped_values = draft().nonfinite = broken;
   if (broken > 0 && options_.non_finite == NonFinite::kError) return broken_blocks(broken);
-  if (options_.bits == 0) choose_widths();
+  return {};
+}
+
+void QuantCodec::place_all_lanes() {
   for (LanePlane& plane : planes_)
     plane.lanes = 0;
   for (uint64_t b = 0; b < blocks_.size(); ++b) {
@@ -177,7 +201,6 @@ Status QuantCodec::read_norms() {
     part.lane = lanes_used;
     lanes_used += blocks_[b].size;
   }
-  return {};
 }
 
 // Each segment has the whole budget for itself, whatever travels with it.

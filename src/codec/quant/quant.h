@@ -73,6 +73,11 @@ class QuantCodec final : public QuantPlan {
 
   void open_norms(Round& round);
   Status read_norms();
+  Status note_broken();
+  void place_all_lanes();
+  bool knows_norms() const;
+  Status open_ahead(Round& round);
+  void keep_norms();
   void choose_widths();
   Status encode(Round& round);
   Quantiser quantiser(uint64_t b, const Part& part, float norm) const;
@@ -89,7 +94,8 @@ class QuantCodec final : public QuantPlan {
   const void* gradient_ = nullptr;
   const void* source_ = nullptr;  // what blocks are cut from: the gradient, or the union's values
   Waiting waiting_ = Waiting::kNothing;
-  uint64_t live_ = 0;  // blocks
+  bool ahead_ = false;  // this step's scales are the last one's norms
+  uint64_t live_ = 0;   // blocks
   uint32_t contributors_ = 0;
   std::vector<Part> parts_;
   std::array<LanePlane, 3> planes_;  // by Lane

@@ -66,6 +66,11 @@ void QuantCodec::encode_block(uint64_t b, uint8_t* out) {
   const Block& at = blocks_[b];
   const Part& part = parts_[b];
   const float prescale = prescale_of(part.norm);
+  if (ahead_ && norms_.as<uint32_t>()[b] >= kFirstBroken) {
+    // Not finite here: nobody will read the block.
+    std::memset(out, 0, options_.carrier == Carrier::kIndices ? at.size / 2 : at.size);
+    return;
+  }
   load_rotated(b, prescale);
   const Quantiser q = quantiser(b, part, part.norm * prescale);
   if (options_.carrier == Carrier::kIndices) {

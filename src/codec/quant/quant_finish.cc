@@ -62,9 +62,11 @@ void QuantCodec::keep_residual(uint64_t b) {
   auto* rotated = rotated_.as<float>();
   auto* scratch = scratch_.as<float>();
   if (part.norm == 0) {
-    // Gradient and residual cancelled on every worker: nothing is owed any more.
-    std::fill_n(scratch, at.size, 0.0f);
-    return residual_.store(b, at.place, at.size, scratch);
+    // Gradient and residual cancelled on every worker: nothing is owed any more. Ahead of its norm
+    // a block was silent in the last step, and all that it has now is owed.
+    std::fill_n(rotated, at.size, 0.0f);
+    if (ahead_) load_rotated(b, 1);
+    return residual_.store(b, at.place, at.size, rotated);
   }
   const float prescale = prescale_of(part.norm);
   load_rotated(b, prescale);
@@ -93,13 +95,15 @@ void QuantCodec::turn_residual() {
 }
 
 Status QuantCodec::do_finish(void* gradient) {
-  if (live_ > 0) ADDEND_TRY(take_contributors(contributors_));
+  if (live_ > 0 || ahead_) ADDEND_TRY(take_contributors(contributors_));
+  if (ahead_) ADDEND_TRY(note_broken());
   void* target = indexed() ? values_.as<void>() : gradient;
   for (uint64_t b = 0; b < blocks_.size(); ++b) {
     if (residual_.any()) keep_residual(b);
     decode_block(b, contributors_, target);
   }
   turn_residual();
+  keep_norms();
   if (indexed()) finish_index(gradient);
   ++step_;
   return {};

@@ -46,6 +46,9 @@ TEST(QuantOptions, AreRefusedByName) {
       {"quant:rounding=nearest", "rounding"},
       {"quant:nonfinite=zero", "nonfinite"},
       {"quant:rotate=whole", "rotate"},
+      {"quant:norms=ahead", "needs feedback"},
+      {"quant:norms=ahead,feedback=float,bits=auto", "norms=ahead"},
+      {"quant:norms=ahead,feedback=float,index=auto", "norms=ahead"},
       {"quant:colour=blue", "colour"},
   };
   for (const auto& c : cases) {
