@@ -290,7 +290,8 @@ ADDEND_API addend_status addend_custom_create(uint32_t world, uint32_t worker,
 ADDEND_API void addend_set_error(const char* message);
 
 /* Reduces every plane of `round` over all workers, in place (table sums: into their sums): for
- * callers that step codecs by hand. Collective; not while a pipeline uses the reducer. */
+ * callers that step codecs by hand. Collective; not while a pipeline uses the reducer. Planes are
+ * the host's: what a codec on a device hands out goes through a pipeline, or your own engine. */
 ADDEND_API addend_status addend_reducer_reduce(addend_reducer* reducer, addend_round* round,
                                                uint64_t timeout_ns);
 /* The next round is the first of a step: a service lets workers that it went on without take part

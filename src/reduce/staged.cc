@@ -399,10 +399,9 @@ class StagedReducer final : public Reducer {
 
   // Workers that changed did so for all: the other chunks are waited for, too.
   Status end_leg(Way& way, const Status& status) {
-    Leg& leg = way.legs[way.ended];
+    Leg& leg = way.legs[way.ended++];
     if (!status && status.error().code != Errc::kChanged) return status;
     if (!status) way.failure = status.error();
-    ++way.ended;
     if (leg.event == nullptr) return {};
     const cuda::OnDevice here(bus_->device());
     if (!way.failure) ADDEND_TRY(copy_back(way, leg));

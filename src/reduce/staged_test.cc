@@ -95,6 +95,25 @@ TEST(StagedReducer, ADifferenceIsToldToAllAndTheGroupGoesOn) {
   on_all(2, [](uint32_t worker, std::unique_ptr<Reducer> host) {
     auto reducer = create_staged_reducer(std::move(host), kSmall);
     ASSERT_TRUE(reducer);
+    std::vector<uint32_t> lanes(1000, 1);
+    Round round;
+    round.add({Op::kSumI32, lanes.size(), lanes.data(), nullptr, nullptr});
+    const Reducer::Claim claim{"the plan", worker};
+    const auto number = (*reducer)->start_step(std::span(&claim, 1), round);
+    ASSERT_TRUE(number);
+    const auto done = (*reducer)->wait(*number, soon());
+    ASSERT_FALSE(done);
+    EXPECT_EQ(done.error().code, Errc::kMismatch);
+    const Status again = (*reducer)->reduce(round, soon());
+    ASSERT_TRUE(again) << again.error().message;
+    EXPECT_EQ(lanes[999], 2u);
+  });
+}
+
+TEST(StagedReducer, ADifferenceIsToldToAllWithChunksUnderWay) {
+  on_all(2, [](uint32_t worker, std::unique_ptr<Reducer> host) {
+    auto reducer = create_staged_reducer(std::move(host), kSmall);
+    ASSERT_TRUE(reducer);
     std::vector<uint32_t> lanes(20000, 1);
     Round round;
     round.add({Op::kSumI32, lanes.size(), lanes.data(), nullptr, nullptr});

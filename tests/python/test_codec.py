@@ -422,3 +422,8 @@ def test_codecs_of_several_threads_do_not_disturb_each_other() -> None:
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+def test_an_unknown_device_is_refused_by_name() -> None:
+    with pytest.raises(addend.InvalidArgument, match="device 'tpu' is not one of cpu, cuda"):
+        Codec("exact", dtype="float32", count=8, world=1, worker=0, device="tpu")
