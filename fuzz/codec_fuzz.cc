@@ -65,7 +65,7 @@ void read_layout(Input& input, Case& c) {
 }
 
 Case read_case(Input& input) {
-  constexpr const char* kModes[] = {"auto", "packed", "two-level", "sketch", "bloom"};
+  constexpr const char* kModes[] = {"auto", "packed", "two-level", "sketch", "bloom", "gather"};
   Case c;
   const uint8_t first = input.take<uint8_t>();
   if (first >= kQuant) {
@@ -78,6 +78,7 @@ Case read_case(Input& input) {
   // An automatic choice may be a sketch as well.
   c.sketch = mode == 0 || mode == 3;
   c.spec = std::string("exact:mode=") + kModes[mode];
+  if (mode == 5) c.reproducible = false;
   if (c.reproducible) c.spec += ",values=reproducible";
   c.spec += ",block=" + std::to_string(1 + input.take<uint8_t>());
   c.spec += ",lanes=" + std::to_string(1 << input.take<uint8_t>() % 8);

@@ -118,6 +118,7 @@ constexpr Subject kSubjects[] = {
     {"two-level rows", "exact:mode=two-level", "two-level", {0.05, 64}},
     {"bloom 1 %", "exact:mode=bloom", "bloom", {0.01, 1}, kAllRounds, 0, 0, 3.0},
     {"bloom 0.1 %", "exact:mode=bloom", "bloom", {0.001, 1}, kAllRounds, 0, 0, 2.0},
+    {"gather rows 1 %", "exact:mode=gather", "gather", {0.01, 16}, kAllRounds, 0, 0, 2.5},
     {"sketch 5 %", "exact:mode=sketch", "sketch", {0.05, 1}, 1, 4.0, 8.0, 0},
     {"reproducible 5 %", "exact:mode=packed,values=reproducible", "packed", {0.05, 1}},
     {"sketch reproducible", "exact:mode=sketch,values=reproducible", "sketch", {0.05, 1}, 2},

@@ -120,6 +120,7 @@ typedef struct addend_layout {
   /* Rows of each segment that is a matrix, 0 for the others; null: no segment is one. Copied. A
    * matrix lies row by row. */
   const uint64_t* segment_rows;
+  uint64_t network_gathers; /* 1: the reducer is a mesh, which sends own lanes only; a hint */
 } addend_layout;
 
 #define ADDEND_DEVICE_CPU 0u

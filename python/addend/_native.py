@@ -149,6 +149,7 @@ class Layout(ctypes.Structure):
         ("reserved", c_uint32),
         ("stream", c_void_p),
         ("segment_rows", POINTER(c_uint64)),
+        ("network_gathers", c_uint64),
     ]
 
 

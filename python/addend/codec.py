@@ -38,10 +38,10 @@ class Codec:
 
     `scale`: the result is scale times the sum. `segments`: (id, count) of the parameters that make
     up the bucket, or (id, count, rows) of matrices; their residuals then survive a move to another
-    bucket. `first_step`: the number of the first step. `latency_us`, `gbit_per_s`: hints about the
-    network; they change the choice of mode, never the result. `device`: "cpu" or "cuda"; there
-    addresses are device memory, and everything is enqueued on `stream` (a cudaStream_t as a
-    number), so that calls return before it is done.
+    bucket. `first_step`: the number of the first step. `latency_us`, `gbit_per_s`, `gathers` (the
+    reducer is a mesh): hints about the network; they change the choice of mode, never the result.
+    `device`: "cpu" or "cuda"; there addresses are device memory, and everything is enqueued on
+    `stream` (a cudaStream_t as a number), so that calls return before it is done.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class Codec:
         segments: Sequence[Segment] = (),
         latency_us: float | None = None,
         gbit_per_s: float | None = None,
+        gathers: bool = False,
         device: str = "cpu",
         stream: int = 0,
     ) -> None:
@@ -85,6 +86,7 @@ class Codec:
         if gbit_per_s is not None:
             layout.network_gbit_per_s = gbit_per_s
         layout.device, layout.stream = _DEVICES.index(device), stream
+        layout.network_gathers = int(gathers)
 
         handle = ctypes.c_void_p()
         check(library.codec_create(spec.encode(), layout, ctypes.byref(handle)))

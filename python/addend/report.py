@@ -20,7 +20,8 @@ class Report(NamedTuple):
     cells: int
     stuck_keys: int
     escaped_values: int
-    mode: str  # "dense", "cast", "packed", "two-level", "bloom", "sketch", "quant", "lowrank"
+    # "dense", "cast", "packed", "two-level", "bloom", "gather", "sketch", "quant", "lowrank"
+    mode: str
     fallback: str  # "none", "first-step", "fix-up", "refined", "packed", "dense"
     sampled_energy: float  # of a few blocks of this worker's gradient with its residual (quant)
     sampled_error: float  # what this worker's own levels lost of it

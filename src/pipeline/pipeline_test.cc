@@ -25,13 +25,18 @@ using testing_support::spawn_workers;
 using testing_support::sum_of;
 
 void run_many_buckets(uint32_t world, uint32_t w, Reducer& reducer) {
-  const char* specs[] = {"exact", "dense", "exact:mode=sketch", "exact:mode=two-level",
-                         "exact:values=reproducible"};
+  const char* specs[] = {"exact",
+                         "dense",
+                         "exact:mode=sketch",
+                         "exact:mode=two-level",
+                         "exact:values=reproducible",
+                         "exact:mode=gather",
+                         "exact:mode=bloom,density=0.01"};
   auto pipeline = create_pipeline(reducer, {3, std::chrono::minutes(5)});
   ASSERT_TRUE(pipeline);
   std::vector<std::unique_ptr<Codec>> codecs;
   for (uint64_t b = 0; b < 10; ++b)
-    codecs.push_back(make_codec(specs[b % 5], b * 997, world, b, w));
+    codecs.push_back(make_codec(specs[b % std::size(specs)], b * 997, world, b, w));
   for (int step = 0; step < 5; ++step) {
     std::vector<std::vector<float>> gradients;
     std::vector<Ticket> tickets;

@@ -167,6 +167,8 @@ const std::vector<RoundsCase> kRounds = {
     {"exact:mode=bloom,density=0.1", DType::kF16, 1000},
     {"exact:mode=bloom,density=0.01", DType::kF16, 1000, 1, 0, {}, 0},  // too small: asks
     {"exact:mode=bloom,density=0.05,values=reproducible", DType::kBf16, 1000},
+    {"exact:mode=gather", DType::kF32, 300},
+    {"exact:mode=gather", DType::kBf16, 300, 0.5},
     {"exact:mode=packed,values=reproducible", DType::kF32, 130},
     {"exact:mode=packed,values=reproducible,tolerance=0.001", DType::kF32, 130},
     {"exact:mode=two-level,values=reproducible,block=16", DType::kBf16, 160},

@@ -29,6 +29,7 @@ const std::vector<std::string> kSpecs = {
     "exact:mode=bloom",
     "exact:mode=bloom,density=0.01",
     "exact:mode=bloom,density=0.001,values=reproducible",
+    "exact:mode=gather",
     "exact:mode=sketch",
     "exact:mode=sketch,lanes=8",
     "exact:values=reproducible",

@@ -35,7 +35,8 @@ TEST(FloatValues, PackedAndTwoLevelEqualTheDenseSumBitForBit) {
       std::vector<Bytes> dense = gradients;
       Lockstep baseline("dense", layout_of(s));
       ASSERT_TRUE(baseline.step(dense));
-      for (const char* spec : {"exact:mode=packed", "exact:mode=two-level", "exact"}) {
+      for (const char* spec :
+           {"exact:mode=packed", "exact:mode=two-level", "exact:mode=gather", "exact"}) {
         std::vector<Bytes> sums = gradients;
         Lockstep workers(spec, layout_of(s));
         ASSERT_TRUE(workers.step(sums));

@@ -133,5 +133,56 @@ TEST(SparseBytes, AreBoundedByABitAPositionWhereAUnionOutgrowsItsFilter) {
   EXPECT_LE(report.wire_bytes, 1.01 * (static_cast<double>(layout.count) / 8 + 4 * 5000));
 }
 
+// Bytes that a worker puts on a mesh: a plane's shares there and its sums back, or, of lanes that
+// are its own, all of them to everyone.
+double mesh_bytes(const Report& report, double world) {
+  const double times = report.mode == "gather" ? world - 1 : 2 * (world - 1) / world;
+  return times * static_cast<double>(report.wire_bytes);
+}
+
+// Each worker has one of every 100 rows of 16, which is the same on all of them for a share of the
+// hundreds.
+std::vector<Bytes> rows_of(const Layout& layout, double shared, uint64_t step) {
+  const Scenario all{DType::kF32, layout.count, layout.world, 1, Overlap::kFull, 1};
+  return make_gradients(all, [&](uint32_t w, uint64_t i) {
+    const uint64_t row = i / 16, hundred = row / 100;
+    const uint64_t owner = uniform(step, hundred) < shared ? 0 : w + 1;
+    const bool live = addend_random(1000 * owner + step, hundred) % 100 == row % 100;
+    return live ? small_integer(step, w, i) + 100 : 0.0f;
+  });
+}
+
+TEST(SparseBytes, AreThoseOfTheBetterOfAGatherAndAUnionForEveryOverlap) {
+  for (const uint32_t world : {2u, 4u, 8u}) {
+    for (const double shared : {0.0, 0.25, 0.5, 0.75, 1.0}) {
+      Layout layout = layout_of({DType::kF32, 1 << 16, world});
+      layout.network = {1, 0.01, true};
+      std::vector<double> bytes;
+      std::string_view mode;
+      for (const char* spec : {"exact", "exact:mode=gather", "exact:mode=two-level,block=128",
+                               "exact:mode=two-level", "exact:mode=bloom"}) {
+        Lockstep workers(spec, layout);
+        double sent = 0;
+        for (uint64_t step = 0; step < 8; ++step) {
+          std::vector<Bytes> gradients = rows_of(layout, shared, step);
+          const Scenario s{DType::kF32, layout.count, world};
+          const std::vector<double> expected = sums(s, gradients);
+          ASSERT_TRUE(workers.step(gradients));
+          for (uint64_t i = 0; i < layout.count; ++i)
+            ASSERT_EQ(static_cast<double>(read(DType::kF32, gradients[1], i)), expected[i]);
+          for (uint32_t w = 0; w < world && step >= 4; ++w)
+            sent += mesh_bytes(workers.codec(w).report(), world) / world;
+        }
+        bytes.push_back(sent);
+        if (bytes.size() == 1) mode = workers.codec(0).report().mode;
+      }
+      const double best = *std::min_element(bytes.begin() + 1, bytes.end());
+      std::printf("%u workers, %.0f %% of rows shared: %.3f of the better (%s)\n", world,
+                  100 * shared, bytes[0] / best, std::string(mode).c_str());
+      EXPECT_LE(bytes[0], 1.05 * best) << world << " " << shared;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace addend::testing_support

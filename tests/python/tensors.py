@@ -16,6 +16,7 @@ LOSSLESS = (
     "exact:mode=packed",
     "exact:mode=two-level",
     "exact:mode=bloom,density=0.01",
+    "exact:mode=gather",
     "exact:mode=sketch",
     "exact:values=reproducible",
     "exact:mode=sketch,values=reproducible",

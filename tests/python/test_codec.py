@@ -179,6 +179,22 @@ def test_the_next_mode_is_what_the_next_report_says() -> None:
             assert planned == ["packed", "sketch", "sketch"]
 
 
+def test_workers_on_a_mesh_gather_what_is_their_own() -> None:
+    modes = {}
+    for gathers in (False, True):
+        codecs = workers("exact", 2, 64000, gathers=gathers, gbit_per_s=0.01)
+        for _ in range(3):
+            gradients = [np.zeros(64000, np.float32) for _ in codecs]
+            for worker, gradient in enumerate(gradients):
+                gradient[worker * 1000 : worker * 1000 + 500] = 1.0
+            total = gradients[0] + gradients[1]
+            all_reduce(codecs, gradients)
+            assert np.array_equal(gradients[1], total)
+        modes[gathers] = codecs[0].report().mode
+    assert modes[True] == "gather"
+    assert modes[False] != "gather"
+
+
 def test_the_report_tells_bytes_counts_and_mode() -> None:
     codecs = workers("exact:mode=packed", 2, 6400)
     gradients = sparse(2, 6400)

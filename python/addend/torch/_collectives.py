@@ -264,6 +264,7 @@ class _Context:
                 segments=[(own, count, rows)] if whole else (),
                 latency_us=engine.link.latency_us,
                 gbit_per_s=engine.link.gbit_per_s,
+                gathers=engine.way == "mesh",
             )
             runs.append(Run(begin, codec, count))
             begin += count

@@ -397,6 +397,7 @@ class Handle:
             segments=[p.segment() for p in parameters],
             latency_us=engine.link.latency_us,
             gbit_per_s=engine.link.gbit_per_s,
+            gathers=engine.way == "mesh",
             device="cuda" if there else "cpu",
             stream=side_stream(device).cuda_stream if there else 0,
         )

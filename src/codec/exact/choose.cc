@@ -30,7 +30,7 @@ constexpr double kSketchSecondsPerKey = 45e-9;
 constexpr double kLeaveDense = 0.85;
 
 // And an index of another form must be below this share of the last one's.
-constexpr double kLeaveForm = 0.95;
+constexpr double kLeaveForm = 0.97;
 
 uint32_t value_bytes(const Layout& layout, const Options& options) {
   return options.values == Values::kReproducible ? 8 : dtype_bytes(layout.dtype);
@@ -97,6 +97,11 @@ Cost estimate(Mode mode, const Layout& layout, const Options& options, const Obs
               kBloomCopies * copy + keys * kBloomSecondsPerKey};
       break;
     }
+    case Mode::kGather:
+      // Each worker sends its message to all others, not twice to their n-th part.
+      cost = {2, static_cast<double>(layout.world) * 8 * static_cast<double>(seen.own_lanes) / 2,
+              kPackedCopies * copy};
+      break;
     case Mode::kAuto:
       break;
   }
@@ -121,13 +126,21 @@ bool filter_fits(const Layout& layout, const Options& options, const Observation
   return plan_filter(layout, options, seen, 0).words < words_for(layout.count);
 }
 
+bool may_gather(const Layout& layout, const Options& options) {
+  return options.mode == Mode::kAuto && options.choice == Choice::kAll &&
+         options.values == Values::kFloat && layout.world > 1 && layout.network.gathers;
+}
+
 /// The best of the modes that look for zeros, or the last one if that is nearly as good.
 Candidate cheapest_sparse(const Layout& layout, const Options& options, const Observation& seen) {
   Candidate best{Mode::kPacked, seconds_of(Mode::kPacked, layout, options, seen)}, last = best;
   if (options.choice == Choice::kDevice) return best;
-  for (const Mode mode : std::array{Mode::kTwoLevel, Mode::kSketch, Mode::kBloom}) {
+  for (const Mode mode : std::array{Mode::kTwoLevel, Mode::kSketch, Mode::kBloom, Mode::kGather}) {
     if (mode == Mode::kTwoLevel && seen.live_blocks == Observation::kUnknown) continue;
     if (mode == Mode::kBloom && !filter_fits(layout, options, seen)) continue;
+    if (mode == Mode::kGather &&
+        (!may_gather(layout, options) || seen.own_lanes == Observation::kUnknown))
+      continue;
     const Candidate tried{mode, seconds_of(mode, layout, options, seen)};
     if (tried.seconds < best.seconds) best = tried;
     if (mode == seen.mode) last = tried;
@@ -150,9 +163,15 @@ Mode choose(const Layout& layout, const Options& options, const Observation& see
   if (sparse.seconds < enough) return sparse.mode;
   if (seen.dense_steps < std::min(seen.look_after, options.probe)) return Mode::kDense;
   Observation empty = seen;
-  empty.nonzeros = empty.capacity = empty.live_blocks = empty.element_bits = 0;
+  empty.nonzeros = empty.capacity = empty.live_blocks = empty.element_bits = empty.own_lanes = 0;
   const bool may_pay = cheapest_sparse(layout, options, empty).seconds < enough;
   return may_pay ? Mode::kPacked : Mode::kDense;
+}
+
+bool counts_own(Mode mode, const Layout& layout, const Options& options, const Observation& seen) {
+  const bool has_room = mode == Mode::kPacked || mode == Mode::kTwoLevel || mode == Mode::kBloom;
+  return has_room && may_gather(layout, options) &&
+         (seen.own_lanes == Observation::kUnknown || (seen.steps + 1) % 16 == 0);
 }
 
 void survey_blocks(const Layout& layout, const Options& options, const uint64_t* bitmap,

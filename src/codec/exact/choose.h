@@ -20,12 +20,13 @@ struct Observation {
   uint64_t block = kDefaultBlock;   ///< elements of a block, if the next step is two-level
   uint64_t live_blocks = kUnknown;  ///< blocks of that size with a non-zero
   uint64_t element_bits =
-      kUnknown;              ///< index bits that the two-level form needs inside live blocks
-  uint64_t steps = 0;        ///< the number of the next step
-  uint64_t dense_steps = 0;  ///< of them, dense ones since the union was last seen
-  uint64_t look_after = 1;   ///< dense steps before the union is looked at again
-  Mode mode = Mode::kAuto;   ///< of the last step that looked for zeros
-  int top = kNoTop;          ///< exponent of the largest addend's highest bit
+      kUnknown;                   ///< index bits that the two-level form needs inside live blocks
+  uint64_t steps = 0;             ///< the number of the next step
+  uint64_t dense_steps = 0;       ///< of them, dense ones since the union was last seen
+  uint64_t look_after = 1;        ///< dense steps before the union is looked at again
+  uint64_t own_lanes = kUnknown;  ///< of the longest message of one worker's own non-zeros
+  Mode mode = Mode::kAuto;        ///< of the last step that looked for zeros
+  int top = kNoTop;               ///< exponent of the largest addend's highest bit
   static constexpr int kNoTop = -1000;
 };
 
@@ -38,7 +39,7 @@ struct Cost {
 };
 
 /// REQUIRES: seen.nonzeros is known (and the block figures, for kTwoLevel; capacity, for kSketch
-/// and kBloom).
+/// and kBloom; own_lanes, for kGather).
 Cost estimate(Mode mode, const Layout& layout, const Options& options, const Observation& seen);
 
 /// The mode of the next step. Without knowledge of the union this is packed, which gains it; a run
@@ -68,6 +69,9 @@ void count_blocks(const uint64_t* bitmap, uint64_t count, Observation& seen);
 /// The same at the block size at which the two-level form would cost least, which it sets.
 void survey_blocks(const Layout& layout, const Options& options, const uint64_t* bitmap,
                    Observation& seen);
+
+/// Whether a step in this mode should also ask how long messages of own non-zeros would be.
+bool counts_own(Mode mode, const Layout& layout, const Options& options, const Observation& seen);
 
 /// Whether a step should also count blocks, to learn whether two levels would pay.
 constexpr bool surveys_blocks(const Options& options, const Observation& seen) {

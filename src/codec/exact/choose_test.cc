@@ -89,11 +89,45 @@ TEST(Choose, ChangesTheFormOfTheIndexOnlyForAClearGain) {
       seen.mode = last;
       const double costs = estimate(last, layout, {}, seen).seconds(layout.network);
       const double least = estimate(best, layout, {}, seen).seconds(layout.network);
-      EXPECT_EQ(choose(layout, {}, seen), least < 0.95 * costs ? best : last) << density;
-      stayed += last != best && least >= 0.95 * costs ? 1 : 0;
+      EXPECT_EQ(choose(layout, {}, seen), least < 0.97 * costs ? best : last) << density;
+      stayed += last != best && least >= 0.97 * costs ? 1 : 0;
     }
   }
   EXPECT_GT(stayed, 5u);
+}
+
+TEST(Choose, GathersOnAMeshWhereOwnNonZerosAreLessThanTwoUnionsByTheWorld) {
+  Observation seen = full_rows(0.05);  // 8 workers
+  const uint64_t values = seen.nonzeros / 2;
+  for (const auto& [own, mode] :
+       {std::pair(values / 8, Mode::kGather), std::pair(values / 5, Mode::kGather),
+        std::pair(values / 3, Mode::kTwoLevel)}) {
+    seen.own_lanes = own;
+    Layout layout = layout_on(50, 1);
+    EXPECT_EQ(choose(layout, {}, seen), Mode::kTwoLevel) << "others fold all lanes";
+    layout.network.gathers = true;
+    EXPECT_EQ(choose(layout, {}, seen), mode) << own;
+    Options integers;
+    integers.values = Values::kReproducible;
+    EXPECT_NE(choose(layout, integers, seen), Mode::kGather);
+  }
+}
+
+TEST(CountsOwn, OnceAndThenNowAndThenWhereAGatherMayPay) {
+  Layout layout = layout_on(50, 1);
+  Observation seen;
+  EXPECT_FALSE(counts_own(Mode::kPacked, layout, {}, seen));
+  layout.network.gathers = true;
+  EXPECT_TRUE(counts_own(Mode::kPacked, layout, {}, seen));
+  EXPECT_FALSE(counts_own(Mode::kSketch, layout, {}, seen)) << "a round has four planes";
+  EXPECT_FALSE(counts_own(Mode::kDense, layout, {}, seen));
+  seen.own_lanes = 5;
+  seen.steps = 14;
+  EXPECT_FALSE(counts_own(Mode::kTwoLevel, layout, {}, seen));
+  seen.steps = 15;
+  EXPECT_TRUE(counts_own(Mode::kTwoLevel, layout, {}, seen));
+  layout.world = 1;
+  EXPECT_FALSE(counts_own(Mode::kTwoLevel, layout, {}, seen));
 }
 
 TEST(PaysToAsk, WhereFalseValuesCostMoreThanABitAPositionAndARound) {
@@ -243,6 +277,8 @@ TEST(Estimate, CountsTheBytesThatTravel) {
   EXPECT_EQ(estimate(Mode::kBloom, layout, {}, sketched).wire_bytes,
             8 * 43 + 400 + (kCount - 100.0) / (1 << 19) * 4);
   EXPECT_EQ(estimate(Mode::kBloom, layout, {}, sketched).rounds, 2u);
+  sketched.own_lanes = 1000;
+  EXPECT_EQ(estimate(Mode::kGather, layout, {}, sketched).wire_bytes, 8 * 8 * 1000 / 2);
   Options integers;
   integers.values = Values::kReproducible;
   EXPECT_EQ(estimate(Mode::kPacked, layout, integers, seen).wire_bytes, kCount / 8.0 + 8 * keys);

@@ -43,7 +43,7 @@ ExactCodec::ExactCodec(const Layout& layout, const Options& options)
 uint64_t ExactCodec::memory_bytes() const {
   uint64_t total = index_.memory_bytes() + reproducible_.memory_bytes() + sketch_.memory_bytes();
   for (const Buffer* buffer : {&values_, &ranges_, &cells_, &escape_, &local_escape_, &quanta_,
-                               &keys_, &fix_up_, &fix_values_}) {
+                               &keys_, &fix_up_, &fix_values_, &sizes_, &messages_plane_}) {
     total += buffer->capacity();
   }
   return total;
@@ -65,8 +65,10 @@ Status ExactCodec::do_begin(const void* gradient) {
 Status ExactCodec::scan_gradient() {
   ADDEND_TRY(index_.scan());
   draft().local_nonzeros = index_.nonzeros();
-  if (index_.kept() != nullptr || (mode() != Mode::kSketch && !reproducible())) return {};
-  // Sketches and reproducible values look at the non-zeros themselves, however many there are.
+  const bool looks = mode() == Mode::kSketch || mode() == Mode::kGather || reproducible();
+  if (index_.kept() != nullptr || !looks) return {};
+  // Sketches, messages and reproducible values look at the non-zeros themselves, however many there
+  // are.
   ADDEND_TRY(values_.reserve(index_.nonzeros() * width() + Buffer::kSlack));
   index::pack(width(), gradient_, layout().count, index_.local(), values_.as<void>());
   return {};
@@ -81,7 +83,8 @@ Result<bool> ExactCodec::do_round(Round& round) {
   switch (waiting_) {
     case Waiting::kNothing: {
       if (layout().count == 0) return false;
-      if (mode() != Mode::kDense && !by_blocks()) ADDEND_TRY(scan_gradient());
+      if (mode() != Mode::kDense && (!by_blocks() || plan_.counts_own()))
+        ADDEND_TRY(scan_gradient());
       if (mode() == Mode::kDense) {
         ADDEND_TRY(open_dense(round));
       } else if (mode() == Mode::kSketch && reproducible()) {
@@ -92,9 +95,12 @@ Result<bool> ExactCodec::do_round(Round& round) {
         ADDEND_TRY(open_blocks(round));
       } else if (mode() == Mode::kBloom) {
         ADDEND_TRY(open_filter(round));
+      } else if (mode() == Mode::kGather) {
+        ADDEND_TRY(open_sizes(round));
       } else {
         ADDEND_TRY(open_index(round));
       }
+      add_own_plane(round);
       return true;
     }
     case Waiting::kRanges:
@@ -112,6 +118,10 @@ Result<bool> ExactCodec::do_round(Round& round) {
       return close_found(round);
     case Waiting::kSketch:
       return close_sketch(round);
+    case Waiting::kSizes:
+      return close_sizes(round);
+    case Waiting::kMessages:
+      return close_messages();
     case Waiting::kLast:
       return false;
   }
@@ -250,6 +260,8 @@ Status ExactCodec::do_finish(void* gradient) {
   }
   if (dense_plane_ != nullptr) {
     take_dense_plane(layout(), dense_plane_, gradient);
+  } else if (mode() == Mode::kGather && layout().count > 0) {
+    add_messages(gradient);
   } else if (layout().count > 0) {
     index_.scatter(values_.as<void>(), gradient);
     if (false_positions_) count_sums();
@@ -271,12 +283,14 @@ void ExactCodec::count_sums() {
 
 void ExactCodec::observe(const void* sum) {
   if (mode() == Mode::kDense) return do_skip_step();
-  const bool dense = dense_plane_ != nullptr;
+  const bool dense = dense_plane_ != nullptr || mode() == Mode::kGather;
   if (plan_.count_step(union_) && !all_finite(layout().dtype, dense ? sum : values_.as<void>(),
                                               dense ? layout().count : selected_)) {
     return plan_.decide_without_learning();
   }
   plan_.learn(union_, top_lane_);
+  if (mode() == Mode::kGather) plan_.learn_own(most_own_);
+  if (plan_.counts_own()) plan_.learn_own(own_lane_);
   if (plan_.wants_survey()) survey_blocks();
   plan_.decide();
 }

@@ -4,9 +4,11 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "addend/codec.h"
 #include "base/buffer.h"
+#include "codec/exact/own.h"
 #include "codec/exact/plan.h"
 #include "codec/exact/reproducible.h"
 #include "codec/index/union_index.h"
@@ -35,6 +37,8 @@ class ExactCodec final : public SteppedCodec {
     kFilter,
     kFound,
     kSketch,
+    kSizes,
+    kMessages,
     kLast
   };
 
@@ -72,7 +76,12 @@ class ExactCodec final : public SteppedCodec {
   Result<bool> close_filter(Round& round);
   Result<bool> close_found(Round& round);
   Result<bool> close_sketch(Round& round);
+  Result<bool> close_sizes(Round& round);
+  Result<bool> close_messages();
 
+  void add_own_plane(Round& round);
+  Status open_sizes(Round& round);
+  void add_messages(void* gradient) const;
   Status accept_union();
   Result<bool> open_values(Round& round);
   Status local_quanta();
@@ -100,6 +109,10 @@ class ExactCodec final : public SteppedCodec {
   const void* dense_plane_ = nullptr;  // values travel as they are, and lie here
   uint64_t fix_up_count_ = 0;
   uint32_t top_lane_ = 0;
+  uint32_t own_lane_ = 0;
+  uint64_t own_size_ = 0, most_own_ = 0;  // lanes of messages: this worker's, the longest
+  std::vector<uint64_t> bounds_;
+  std::vector<OwnMessage> messages_;
 
   index::UnionIndex index_;
   Buffer values_;  // plane: packed values; or the decoded packed values
@@ -107,10 +120,12 @@ class ExactCodec final : public SteppedCodec {
   Buffer cells_;   // plane: sketch cells
   Buffer escape_;  // plane: words that escape
   Buffer local_escape_;
-  Buffer quanta_;      // integers of this worker's keys; in the fix-up, the plane of stuck keys
-  Buffer keys_;        // bitmap: the union's keys that are in the sketch
-  Buffer fix_up_;      // bitmap: the union's keys that escape
-  Buffer fix_values_;  // plane: their values as floats; decoded, in both value modes
+  Buffer sizes_;           // plane: lanes of messages
+  Buffer messages_plane_;  // plane: messages
+  Buffer quanta_;          // integers of this worker's keys; in the fix-up, the plane of stuck keys
+  Buffer keys_;            // bitmap: the union's keys that are in the sketch
+  Buffer fix_up_;          // bitmap: the union's keys that escape
+  Buffer fix_values_;      // plane: their values as floats; decoded, in both value modes
   ReproducibleValues reproducible_;
   Sketch sketch_;
 };

@@ -8,14 +8,14 @@ namespace addend::exact {
 namespace {
 
 // In the order of the option's values.
-constexpr Mode kModes[] = {Mode::kAuto, Mode::kPacked, Mode::kTwoLevel, Mode::kSketch,
-                           Mode::kBloom};
+constexpr Mode kModes[] = {Mode::kAuto,   Mode::kPacked, Mode::kTwoLevel,
+                           Mode::kSketch, Mode::kBloom,  Mode::kGather};
 
 }  // namespace
 
 const std::vector<OptionHelp>& exact_options() {
   static const std::vector<OptionHelp> options = {
-      {"mode", "auto|packed|two-level|sketch|bloom",
+      {"mode", "auto|packed|two-level|sketch|bloom|gather",
        "how the index travels; auto also considers dense"},
       {"values", "float|reproducible",
        "the engine's float sums, or integer sums equal on all ranks"},
@@ -57,6 +57,11 @@ Result<Options> read_options(const CodecSpec& spec) {
   if (*tolerance > 0 && *values == 0) {
     return make_error(Errc::kInvalidArgument,
                       "codec 'exact': tolerance only applies to values=reproducible");
+  }
+  if (kModes[*mode] == Mode::kGather && *values != 0) {
+    return make_error(Errc::kInvalidArgument,
+                      "codec 'exact': mode=gather adds floats in the order of workers, and has no "
+                      "values=reproducible");
   }
   Options options;
   options.mode = kModes[*mode];

@@ -11,14 +11,15 @@
 
 namespace addend::exact {
 
-enum class Mode : uint8_t { kAuto, kPacked, kTwoLevel, kSketch, kDense, kBloom };
+enum class Mode : uint8_t { kAuto, kPacked, kTwoLevel, kSketch, kDense, kBloom, kGather };
 enum class Values : uint8_t { kFloat, kReproducible };
 
 /// What auto may choose from.
 enum class Choice : uint8_t { kAll, kDevice };
 
 constexpr std::string_view mode_name(Mode mode) {
-  constexpr std::string_view kNames[] = {"auto", "packed", "two-level", "sketch", "dense", "bloom"};
+  constexpr std::string_view kNames[] = {"auto",  "packed", "two-level", "sketch",
+                                         "dense", "bloom",  "gather"};
   return kNames[static_cast<uint8_t>(mode)];
 }
 

@@ -30,6 +30,7 @@ Plan::Plan(const Layout& layout, const Options& options) : layout_(layout), opti
 
 void Plan::make() {
   mode_ = choose(layout_, options_, seen_);
+  counts_own_ = exact::counts_own(mode_, layout_, options_, seen_);
   // Another seed every step: an unlucky set of keys is not unlucky for ever.
   const uint64_t seed = addend_random(layout_.seed ^ layout_.bucket, seen_.steps);
   if (mode_ == Mode::kBloom) filter_ = plan_filter(layout_, options_, seen_, seed);
@@ -48,6 +49,7 @@ uint64_t Plan::fingerprint() const {
   print.add(options_.density).add(uint64_t{options_.lanes}).add(seen_.steps);
   if (options_.mode == Mode::kAuto && options_.choice == Choice::kDevice) print.add("device");
   print.add(static_cast<uint64_t>(mode_));
+  if (counts_own_) print.add("own");
   if (mode_ == Mode::kTwoLevel && chooses_block(options_)) print.add(seen_.block);
   if (mode_ == Mode::kBloom)
     print.add(filter_.seed).add(filter_.words).add(uint64_t{filter_.hashes});

@@ -32,6 +32,8 @@ class Plan {
   const SketchShape& shape() const { return shape_; }
   const index::BloomShape& filter() const { return filter_; }
   const Window& window() const { return window_; }
+  /// Whether a lane of the step tells how long messages of own non-zeros would be.
+  bool counts_own() const { return counts_own_; }
   uint64_t fingerprint() const;
 
   /// A dense step was done, here or elsewhere.
@@ -45,6 +47,8 @@ class Plan {
   bool count_step(uint64_t union_size);
   /// `top`: the largest addend's exponent where the step was a sketch, plus kTopBias; 0 if none.
   void learn(uint64_t union_size, uint32_t top);
+  /// Where the step showed it: lanes of the longest message of own non-zeros.
+  void learn_own(uint64_t lanes) { seen_.own_lanes = lanes; }
   bool wants_survey() const { return surveys_blocks(options_, seen_); }
   /// What the two-level form of this union would cost; null: the union is empty.
   void survey(const uint64_t* bitmap);
@@ -64,6 +68,7 @@ class Plan {
   Mode mode_ = Mode::kPacked;
   SketchShape shape_;
   index::BloomShape filter_;
+  bool counts_own_ = false;
   Window window_;
 };
 

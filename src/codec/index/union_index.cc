@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "codec/index/union_index.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -205,6 +206,18 @@ void UnionIndex::scatter(const void* values, void* gradient) const {
     unpack_into_zeros(width_, values, bitmap_.as<uint64_t>(), count_, gradient);
   } else {
     unpack(width_, values, bitmap_.as<uint64_t>(), count_, gradient);
+  }
+}
+
+void UnionIndex::clear(void* gradient) const {
+  if (gradient != gradient_ || negative_zeros_) {
+    std::memset(gradient, 0, count_ * width_);
+    return;
+  }
+  for (uint64_t w = 0; w < words(); ++w) {
+    if (local()[w] == 0) continue;
+    const uint64_t elements = std::min<uint64_t>(64, count_ - w * 64);
+    std::memset(static_cast<uint8_t*>(gradient) + w * 64 * width_, 0, elements * width_);
   }
 }
 

@@ -87,6 +87,9 @@ class UnionIndex {
   /// the step has them already. REQUIRES: Buffer::kSlack readable bytes past the values.
   void scatter(const void* values, void* gradient) const;
 
+  /// Writes zeros everywhere, or where the gradient of the step has none. REQUIRES: scanned.
+  void clear(void* gradient) const;
+
   uint64_t memory_bytes() const;
 
  private:
