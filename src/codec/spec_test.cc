@@ -134,6 +134,7 @@ TEST(CreateCodec, RefusesValuesThatAnOptionDoesNotTake) {
       {"density=1.01", "a number from"},
       {"density=inf", "a number from"},
       {"lanes=3", "power of two"},
+      {"mode=gather,values=reproducible", "has no values=reproducible"},
       {"lanes=0", "a number from 1"},
       {"lanes=2048", "a number from 1"},
   };

@@ -11,7 +11,7 @@
 
 namespace addend::exact {
 
-// What a message would have costs other modes one lane in the steps that look at blocks, too.
+// The length of the message that this worker would send, for the choice of later steps.
 void ExactCodec::add_own_plane(Round& round) {
   if (!plan_.counts_own()) return;
   own_lane_ = static_cast<uint32_t>(std::min<uint64_t>(
@@ -36,7 +36,7 @@ Status ExactCodec::open_sizes(Round& round) {
 Result<bool> ExactCodec::close_sizes(Round& round) {
   const auto* sizes = sizes_.as<uint64_t>();
   const uint32_t own = layout().worker;
-  // A header, an index of no more than two bytes an element and ten, and the elements.
+  // No message is longer: an index has at most a byte an element, and one more.
   const uint64_t most = 4 + layout().count;
   bounds_[0] = most_own_ = 0;
   for (uint32_t w = 0; w < layout().world; ++w) {
