@@ -30,9 +30,8 @@ inline constexpr uint64_t kSlotBytes = 1024;
 struct Totals {
   uint64_t nonzeros;
   uint32_t negative_zeros;
-  uint32_t lost;  ///< a position of this worker is not in the union
-  uint32_t tickets;
-  uint32_t unused;
+  uint32_t lost;     ///< a position of this worker is not in the union
+  uint32_t tickets;  ///< of the groups that were counted
 };
 
 struct ScanCall {

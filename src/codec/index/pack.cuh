@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+// Values in the order of the union, and back to where they belong.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include "codec/index/tile.cuh"
+#include "wire/half.h"
+
+namespace addend::index {
+namespace {
+
+/// The element times the factor, rounded once; a NaN keeps its payload, as on the CPU.
+template <DType kType, typename T>
+__device__ inline T scaled(T bits, float factor) {
+  if (factor == 1.0f) return bits;
+  if constexpr (kType == DType::kF32) {
+    if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return bits | 0x400000u;
+    return __float_as_uint(__fmul_rn(__uint_as_float(bits), factor));
+  } else if constexpr (kType == DType::kBf16) {
+    if ((bits & 0x7FFFu) > 0x7F80u) return static_cast<T>(bits | 0x40u);
+    return addend_bf16_from_f32(__fmul_rn(addend_f32_from_bf16(bits), factor));
+  } else {
+    if ((bits & 0x7FFFu) > 0x7C00u) return static_cast<T>(bits | 0x200u);
+    return __half_as_ushort(
+        __float2half_rn(__fmul_rn(__half2float(__ushort_as_half(bits)), factor)));
+  }
+}
+
+template <DType kType>
+using Element = std::conditional_t<kType == DType::kF32, uint32_t, uint16_t>;
+
+constexpr int kPlainThreads = 256;
+
+template <DType kType>
+__global__ void __launch_bounds__(kPlainThreads)
+    multiply_kernel(const Element<kType>* from, uint64_t count, float factor, Element<kType>* to) {
+  for (uint64_t i = uint64_t{blockIdx.x} * kPlainThreads + threadIdx.x; i < count;
+       i += uint64_t{gridDim.x} * kPlainThreads)
+    to[i] = scaled<kType>(from[i], factor);
+}
+
+// ---- expand
+
+constexpr int kExpandWarps = 8;
+constexpr uint32_t kExpandBatch = 4;  // tiles whose loads are under way at once
+
+template <typename T>
+struct ExpandTile {
+  typename Tile<T>::Word all, own;
+  uint64_t rank;
+  T early[2];  // the first values of the slot
+};
+
+template <typename T>
+__device__ inline ExpandTile<T> load_tile(const ExpandCall& c, uint64_t t, uint64_t tiles,
+                                          uint32_t lane) {
+  using Word = typename Tile<T>::Word;
+  if (t >= tiles) return {};
+  const auto* slot =
+      reinterpret_cast<const T*>(static_cast<const uint8_t*>(c.kept)) + t * Tile<T>::kSlot;
+  return {reinterpret_cast<const Word*>(c.bitmap)[t * 32 + lane],
+          reinterpret_cast<const Word*>(c.local)[t * 32 + lane],
+          c.bases[t / Tile<T>::kGroup] + c.offsets[t],
+          {slot[lane], slot[lane + 32]}};
+}
+
+/// What a warp knows of a tile when it puts values in union order into `stage`.
+template <typename T>
+struct Packing {
+  const ExpandTile<T>& tile;
+  uint64_t t;
+  uint32_t rank, taken;  // of this lane's first element, in the union and in the slot
+  uint32_t lane;
+  T* stage;
+};
+
+/// From the slot, into zeros: only this worker's own positions are visited.
+template <typename T>
+__device__ inline void stage_kept(const ExpandCall& c, Packing<T> p) {
+  using Word = typename Tile<T>::Word;
+  const auto* slot = static_cast<const T*>(c.kept) + p.t * Tile<T>::kSlot;
+  for (Word w = p.tile.own; w != 0; w &= w - 1) {
+    const Word below = (w & (~w + 1)) - 1;
+    p.stage[p.rank + ones(static_cast<Word>(p.tile.all & below))] = slot[p.taken++];
+  }
+}
+
+/// From the gradient, row by row as it lies there.
+template <typename T>
+__device__ inline void stage_gradient(const ExpandCall& c, const Packing<T>& p) {
+  using Word = typename Tile<T>::Word;
+  const uint64_t begin = p.t * Tile<T>::kElements;
+  const T* from = static_cast<const T*>(c.gradient) + begin;
+#pragma unroll 8
+  for (uint32_t row = 0; row < Tile<T>::kElements / 32; ++row) {
+    const uint32_t owner = row * 32 / Tile<T>::kBits, bit = row * 32 % Tile<T>::kBits + p.lane;
+    const Word all = __shfl_sync(kAll, p.tile.all, owner);
+    const Word own = __shfl_sync(kAll, p.tile.own, owner);
+    const uint32_t rank = __shfl_sync(kAll, p.rank, owner);
+    const uint32_t i = row * 32 + p.lane;
+    if ((all >> bit & 1) == 0) continue;
+    const bool travels = c.raw || (own >> bit & 1) != 0;
+    p.stage[rank + ones(static_cast<Word>(all & ((Word{1} << bit) - 1)))] =
+        travels ? from[i] : T{0};
+  }
+}
+
+template <DType kType>
+__global__ void __launch_bounds__(kExpandWarps * 32) expand_kernel(ExpandCall c) {
+  using T = Element<kType>;
+  __shared__ T stages[kExpandWarps][Tile<T>::kElements];
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  T* stage = stages[warp];
+  const uint64_t tiles = tiles_for(sizeof(T), c.count);
+  for (uint64_t first = (uint64_t{blockIdx.x} * kExpandWarps + warp) * kExpandBatch; first < tiles;
+       first += uint64_t{gridDim.x} * kExpandWarps * kExpandBatch) {
+    ExpandTile<T> batch[kExpandBatch];
+#pragma unroll
+    for (uint32_t k = 0; k < kExpandBatch; ++k)
+      batch[k] = load_tile<T>(c, first + k, tiles, lane);
+#pragma unroll
+    for (uint32_t k = 0; k < kExpandBatch; ++k) {
+      const ExpandTile<T>& tile = batch[k];
+      const uint32_t both = ones(tile.all) | ones(tile.own) << 16;  // neither reaches 2^16
+      const uint32_t end = sum_up_to(both, lane);
+      const uint32_t totals = __shfl_sync(kAll, end, 31);
+      const uint32_t total = totals & 0xFFFF, own = totals >> 16;
+      if (total == 0) continue;
+      T* out = static_cast<T*>(c.values) + tile.rank;
+      const bool same = __all_sync(kAll, tile.all == tile.own);
+      if (same && own <= 64 && !c.raw) {  // the slot is the answer
+        if (lane < own) out[lane] = scaled<kType>(tile.early[0], c.factor);
+        if (lane + 32 < own) out[lane + 32] = scaled<kType>(tile.early[1], c.factor);
+        continue;
+      }
+      const bool kept = own <= Tile<T>::kSlot && !c.raw;
+      if (kept && !same) {
+        for (uint32_t i = lane; i < total; i += 32)
+          stage[i] = 0;
+        __syncwarp();
+      }
+      const uint32_t before = end - both;
+      const Packing<T> packing{tile, first + k, before & 0xFFFF, before >> 16, lane, stage};
+      if (kept) {
+        stage_kept(c, packing);
+      } else {
+        stage_gradient(c, packing);
+      }
+      __syncwarp();
+      for (uint32_t i = lane; i < total; i += 32)
+        out[i] = scaled<kType>(stage[i], c.factor);
+      __syncwarp();
+    }
+  }
+}
+
+// ---- unpack
+
+constexpr int kUnpackWarps = 8;
+
+template <typename T>
+__global__ void __launch_bounds__(kUnpackWarps * 32) unpack_kernel(UnpackCall c) {
+  using Word = typename Tile<T>::Word;
+  constexpr uint32_t kVector = Tile<T>::kVector;
+  __shared__ T stages[kUnpackWarps][Tile<T>::kElements];
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  T* stage = stages[warp];
+  T* gradient = static_cast<T*>(c.gradient);
+  const bool aligned = reinterpret_cast<uintptr_t>(gradient) % 16 == 0;
+  const uint64_t tiles = tiles_for(sizeof(T), c.count);
+  for (uint64_t t = uint64_t{blockIdx.x} * kUnpackWarps + warp; t < tiles;
+       t += uint64_t{gridDim.x} * kUnpackWarps) {
+    const Word all = reinterpret_cast<const Word*>(c.bitmap)[t * 32 + lane];
+    const T* in = static_cast<const T*>(c.values) + c.bases[t / Tile<T>::kGroup] + c.offsets[t];
+    const uint32_t end = sum_up_to(ones(all), lane);
+    const uint32_t total = __shfl_sync(kAll, end, 31);
+    if (total == 0 && !c.everywhere) continue;
+    for (uint32_t i = lane; i < total; i += 32)
+      stage[i] = in[i];
+    __syncwarp();
+    const uint32_t before = end - ones(all);
+#pragma unroll
+    for (uint32_t part = 0; part < 8; ++part) {
+      const uint32_t owner = part * 4 + lane / 8, shift = lane % 8 * kVector;
+      const Word word = __shfl_sync(kAll, all, owner);
+      uint32_t rank = __shfl_sync(kAll, before, owner);
+      // A sector of 32 bytes is written as a whole or not at all.
+      const auto sector = static_cast<uint32_t>(word >> shift / (2 * kVector) * (2 * kVector)) &
+                          ((1u << 2 * kVector) - 1);
+      const auto bits = static_cast<uint32_t>(word >> shift);
+      if (sector == 0 && !c.everywhere) continue;
+      rank += ones(static_cast<Word>(word & ((Word{1} << shift) - 1)));
+      union {
+        T elements[kVector];
+        uint4 vector;
+      } out;
+#pragma unroll
+      for (uint32_t j = 0; j < kVector; ++j) {
+        const bool set = (bits >> j & 1) != 0;
+        out.elements[j] = set ? stage[rank] : T{0};
+        rank += set ? 1 : 0;
+      }
+      const uint64_t i = t * Tile<T>::kElements + part * 32 * kVector + lane * kVector;
+      if (aligned && i + kVector <= c.count) {
+        __stcs(reinterpret_cast<uint4*>(gradient + i), out.vector);
+        continue;
+      }
+      for (uint32_t j = 0; j < kVector; ++j) {
+        if (i + j < c.count) gradient[i + j] = out.elements[j];
+      }
+    }
+    __syncwarp();
+  }
+}
+
+}  // namespace
+}  // namespace addend::index

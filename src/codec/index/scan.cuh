@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a gradient to its bitmap and slots, and from a union to the ranks of its tiles.
+#pragma once
+
+#include "codec/index/tile.cuh"
+#include "cuda/launch.cuh"
+
+namespace addend::index {
+namespace {
+
+/// Elements of a tile by rows: 32 lanes with 4 bytes each.
+template <typename T>
+struct Rows {
+  const T* from;
+  uint64_t left;  // elements up to the end of the gradient
+  bool pairs;     // of 2-byte elements lie at multiples of 4
+
+  __device__ uint32_t whole(uint32_t row, uint32_t lane) const {
+    if constexpr (sizeof(T) == 4) {
+      return from[row * 32 + lane];
+    } else {
+      if (pairs) return reinterpret_cast<const uint32_t*>(from)[row * 32 + lane];
+      return from[row * 64 + 2 * lane] | uint32_t{from[row * 64 + 2 * lane + 1]} << 16;
+    }
+  }
+  __device__ uint32_t cut(uint32_t row, uint32_t lane) const {
+    if constexpr (sizeof(T) == 4) {
+      const uint32_t i = row * 32 + lane;
+      return i < left ? from[i] : 0;
+    } else {
+      const uint32_t i = row * 64 + 2 * lane;
+      return (i < left ? from[i] : 0) | (i + 1 < left ? uint32_t{from[i + 1]} : 0) << 16;
+    }
+  }
+};
+
+/// `least` is zero in a half, or all of it, once an element was -0.0.
+template <typename T>
+__device__ inline uint32_t look_for_negative_zero(uint32_t least, uint32_t row) {
+  if constexpr (sizeof(T) == 4) return min(least, row ^ 0x80000000u);
+  return __vminu2(least, row ^ 0x80008000u);
+}
+template <typename T>
+__device__ inline bool has_negative_zero(uint32_t least) {
+  return least == 0 || (sizeof(T) == 2 && ((least & 0xFFFFu) == 0 || least >> 16 == 0));
+}
+
+/// The bits of this lane's elements. Rows become words by ballots, of which each lane keeps one.
+template <typename T>
+__device__ inline typename Tile<T>::Word nonzeros_of(const Rows<T>& rows, uint32_t lane,
+                                                     uint32_t& least) {
+  constexpr uint32_t kBatch = 16;  // loads under way
+  const bool is_whole = rows.left >= Tile<T>::kElements;
+  uint32_t even = 0, odd = 0;
+#pragma unroll
+  for (uint32_t first = 0; first < 32; first += kBatch) {
+    uint32_t row[kBatch];
+    if (is_whole) {
+#pragma unroll
+      for (uint32_t r = 0; r < kBatch; ++r)
+        row[r] = rows.whole(first + r, lane);
+    } else {
+#pragma unroll
+      for (uint32_t r = 0; r < kBatch; ++r)
+        row[r] = rows.cut(first + r, lane);
+    }
+#pragma unroll
+    for (uint32_t r = 0; r < kBatch; ++r) {
+      const bool mine = lane == first + r;
+      least = look_for_negative_zero<T>(least, row[r]);
+      if constexpr (sizeof(T) == 4) {
+        const uint32_t found = __ballot_sync(kAll, (row[r] << 1) != 0);
+        if (mine) even = found;
+      } else {
+        const uint32_t low = __ballot_sync(kAll, (row[r] & 0x7FFFu) != 0);
+        const uint32_t high = __ballot_sync(kAll, (row[r] & 0x7FFF0000u) != 0);
+        if (mine) even = low, odd = high;
+      }
+    }
+  }
+  if constexpr (sizeof(T) == 4) return even;
+  return spread(even) | spread(odd) << 1;
+}
+
+constexpr int kScanWarps = 4;
+constexpr int kScanCtas = 12;  // of a multiprocessor: 40 registers; more spills, fewer wait
+
+template <typename T>
+__global__ void __launch_bounds__(kScanWarps * 32, kScanCtas) scan_kernel(ScanCall c) {
+  using Word = typename Tile<T>::Word;
+  __shared__ alignas(16) T stages[kScanWarps][Tile<T>::kSlot];
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  T* stage = stages[warp];
+  const auto* gradient = static_cast<const T*>(c.gradient);
+  const bool pairs = reinterpret_cast<uintptr_t>(gradient) % 4 == 0;
+  const uint64_t tiles = tiles_for(sizeof(T), c.count);
+  uint64_t found = 0;
+  uint32_t least = ~0u;
+  for (uint64_t t = uint64_t{blockIdx.x} * kScanWarps + warp; t < tiles;
+       t += uint64_t{gridDim.x} * kScanWarps) {
+    const uint64_t begin = t * Tile<T>::kElements;
+    const Rows<T> rows{gradient + begin, c.count - begin, pairs};
+    const Word word = nonzeros_of<T>(rows, lane, least);
+    reinterpret_cast<Word*>(c.bitmap)[t * 32 + lane] = word;
+    reinterpret_cast<Word*>(c.copy)[t * 32 + lane] = word;
+    const uint32_t end = sum_up_to(ones(word), lane);
+    const uint32_t total = __shfl_sync(kAll, end, 31);
+    found += total;
+    if (total == 0 || total > Tile<T>::kSlot) continue;
+    uint32_t rank = end - ones(word);
+    for (Word w = word; w != 0; w &= w - 1)
+      stage[rank++] = rows.from[lane * Tile<T>::kBits + lowest(w)];
+    __syncwarp();
+    auto* slot = reinterpret_cast<uint4*>(static_cast<uint8_t*>(c.kept) + t * kSlotBytes);
+    for (uint32_t i = lane; i * Tile<T>::kVector < total; i += 32)
+      slot[i] = reinterpret_cast<const uint4*>(stage)[i];
+    __syncwarp();
+  }
+  if (lane == 0 && found > 0)
+    atomicAdd(reinterpret_cast<unsigned long long*>(&c.totals->nonzeros), found);
+  if (__any_sync(kAll, has_negative_zero<T>(least)) && lane == 0)
+    atomicOr(&c.totals->negative_zeros, 1u);
+}
+
+// ---- count
+
+constexpr uint32_t kCountThreads = 256;
+constexpr uint32_t kCountWords = kGroupBits / 64 / kCountThreads;  // of a thread
+
+/// The sum over this thread and those below it in the CTA; `total` of all. For all threads at once.
+template <typename Number>
+__device__ inline Number sum_in_block(Number value, Number* total) {
+  __shared__ Number sums[kCountThreads / 32];
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  value = sum_up_to(value, lane);
+  __syncthreads();  // whoever called before has read
+  if (lane == 31) sums[warp] = value;
+  __syncthreads();
+  const Number before = sum_up_to(lane < kCountThreads / 32 ? sums[lane] : Number{0}, lane);
+  *total = __shfl_sync(kAll, before, 31);
+  const Number below = __shfl_sync(kAll, before, warp == 0 ? 0 : warp - 1);
+  return value + (warp == 0 ? 0 : below);
+}
+
+/// The groups' sizes become what lies before each; by one CTA.
+__device__ inline uint64_t number_groups(volatile uint64_t* bases, uint64_t groups) {
+  uint64_t carry = 0;
+  for (uint64_t first = 0; first < groups; first += kCountThreads) {
+    const uint64_t g = first + threadIdx.x;
+    const uint64_t size = g < groups ? bases[g] : 0;
+    uint64_t total = 0;
+    const uint64_t end = sum_in_block(size, &total);
+    if (g < groups) bases[g] = carry + end - size;
+    carry += total;
+  }
+  return carry;
+}
+
+/// Union bits of a thread's words, those past the end dropped, and whether local ones are missing.
+__device__ inline uint32_t count_words(const CountCall& c, uint64_t at, bool& lost) {
+  const uint64_t words = words_for(c.count);
+  uint32_t found = 0;
+  uint64_t missing = 0;
+  if (at + kCountWords < words) {
+    ulonglong2 all[kCountWords / 2], local[kCountWords / 2];
+#pragma unroll
+    for (uint32_t k = 0; k < kCountWords / 2; ++k) {
+      all[k] = reinterpret_cast<const ulonglong2*>(c.bitmap)[at / 2 + k];
+      local[k] = reinterpret_cast<const ulonglong2*>(c.local)[at / 2 + k];
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < kCountWords / 2; ++k) {
+      found += ones(uint64_t{all[k].x}) + ones(uint64_t{all[k].y});
+      missing |= (local[k].x & ~all[k].x) | (local[k].y & ~all[k].y);
+    }
+  } else {
+    for (uint64_t w = at; w < at + kCountWords && w < words; ++w) {
+      uint64_t all = c.bitmap[w];
+      if (w == words - 1 && c.count % 64 != 0) {
+        all &= (uint64_t{1} << c.count % 64) - 1;
+        c.bitmap[w] = all;
+      }
+      found += ones(all);
+      missing |= c.local[w] & ~all;
+    }
+  }
+  lost = missing != 0;
+  return found;
+}
+
+__global__ void __launch_bounds__(kCountThreads) count_kernel(CountCall c) {
+  __shared__ bool is_last;
+  const uint64_t at = uint64_t{blockIdx.x} * (kGroupBits / 64) + threadIdx.x * kCountWords;
+  bool lost = false;
+  const uint32_t own = count_words(c, at, lost);
+  uint32_t total = 0;
+  const uint32_t end = sum_in_block(own, &total);
+  const uint64_t tile = at * 64 / tile_elements(c.width);
+  if (at * 64 % tile_elements(c.width) == 0 && tile < tiles_for(c.width, c.count))
+    c.offsets[tile] = end - own;
+  const bool any_lost = __syncthreads_or(lost) != 0;
+  if (threadIdx.x == 0) {
+    if (any_lost) atomicOr(&c.totals->lost, 1u);
+    c.bases[blockIdx.x] = total;
+    __threadfence();
+    is_last = atomicAdd(&c.totals->tickets, 1u) == gridDim.x - 1;
+  }
+  __syncthreads();
+  if (!is_last) return;
+  __threadfence();
+  const uint64_t size = number_groups(c.bases, gridDim.x);
+  if (threadIdx.x != 0) return;
+  volatile Totals* totals = c.totals;
+  c.mail->numbers[0] = size;
+  c.mail->numbers[1] = totals->nonzeros;
+  c.mail->numbers[2] = totals->negative_zeros;
+  c.mail->numbers[3] = totals->lost;
+  totals->nonzeros = 0;  // for the next scan
+  totals->negative_zeros = 0;
+  totals->lost = 0;
+  totals->tickets = 0;
+  cuda::send(c.mail, c.sequence);
+}
+
+}  // namespace
+}  // namespace addend::index
