@@ -379,36 +379,58 @@ __device__ inline void load_shared(const DeviceStep& step, uint64_t b, float pre
 
 inline constexpr int kKnownDevices = 64;
 
-// How many CTAs of a kernel run at once on the calling thread's device; asked once a device.
-template <auto kKernel, uint32_t kThreads, uint64_t kShared>
-int resident_ctas(uint32_t* ctas) {
-  static std::atomic<uint32_t> known[kKnownDevices];
-  int device = 0, processors = 0, each = 0;
+// Shared memory of a kernel whose warps each have some of it, beside what a CTA has.
+struct SharedBytes {
+  uint32_t cta = 0, warp = 0;
+  constexpr uint32_t of(uint32_t threads) const { return cta + threads / kWarp * warp; }
+};
+
+struct Shape {
+  uint32_t threads = 0, ctas = 0;
+};
+
+// How a kernel fills the calling thread's device: with at most kThreads threads a CTA, fewer where
+// shared memory is short, and as many CTAs as run at once. Asked once a device.
+template <auto kKernel, uint32_t kThreads, SharedBytes kShared>
+int resident_shape(Shape* shape) {
+  static std::atomic<uint64_t> known[kKnownDevices];
+  int device = 0, processors = 0, each = 0, room = 0;
   if (const auto code = cudaGetDevice(&device)) return code;
-  std::atomic<uint32_t>& here = known[device % kKnownDevices];
-  *ctas = here.load(std::memory_order_relaxed);
-  if (*ctas != 0 && device < kKnownDevices) return 0;
+  std::atomic<uint64_t>& here = known[device % kKnownDevices];
+  const uint64_t found = device < kKnownDevices ? here.load(std::memory_order_relaxed) : 0;
+  if (found != 0) {
+    *shape = {static_cast<uint32_t>(found >> 32), static_cast<uint32_t>(found)};
+    return 0;
+  }
   if (const auto code = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device))
     return code;
-  if (const auto code = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             static_cast<int>(kShared)))
-    return code;
   if (const auto code =
-          cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kKernel, kThreads, kShared))
+          cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device))
     return code;
-  *ctas = static_cast<uint32_t>(processors * each);
-  here.store(*ctas, std::memory_order_relaxed);
+  uint32_t threads = kThreads;
+  while (threads > kWarp && kShared.of(threads) > static_cast<uint32_t>(room))
+    threads -= kWarp;
+  const uint32_t bytes = kShared.of(threads);
+  if (const auto code = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                             static_cast<int>(bytes)))
+    return code;
+  if (const auto code = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+          &each, kKernel, static_cast<int>(threads), bytes))
+    return code;
+  *shape = {threads, static_cast<uint32_t>(processors * each)};
+  here.store(uint64_t{shape->threads} << 32 | shape->ctas, std::memory_order_relaxed);
   return 0;
 }
 
 // Launches as many CTAs as run at once, or as are wanted.
-template <auto kKernel, uint32_t kThreads, uint64_t kShared, typename... Arguments>
+template <auto kKernel, uint32_t kThreads, SharedBytes kShared, typename... Arguments>
 int launch_resident(uint64_t wanted, void* stream, const Arguments&... arguments) {
   if (wanted == 0) return 0;
-  uint32_t grid = 0;
-  if (const int code = resident_ctas<kKernel, kThreads, kShared>(&grid)) return code;
-  if (wanted < grid) grid = static_cast<uint32_t>(wanted);
-  kKernel<<<grid, kThreads, kShared, static_cast<cudaStream_t>(stream)>>>(arguments...);
+  Shape shape;
+  if (const int code = resident_shape<kKernel, kThreads, kShared>(&shape)) return code;
+  const auto grid = static_cast<uint32_t>(wanted < shape.ctas ? wanted : shape.ctas);
+  kKernel<<<grid, shape.threads, kShared.of(shape.threads), static_cast<cudaStream_t>(stream)>>>(
+      arguments...);
   return cudaGetLastError();
 }
 

@@ -8,7 +8,7 @@ namespace {
 
 constexpr uint32_t kWarpThreads = 128;
 constexpr uint32_t kWarpCtas = 4;  // at once on a multiprocessor: 128 registers a thread
-constexpr uint64_t kWarpShared = kWarpThreads / kWarp * kTileBytes;
+constexpr SharedBytes kWarpShared = {0, kTileBytes};
 
 __device__ float sum_at(DeviceCarrier carrier, const void* sums, uint64_t at) {
   if (carrier == DeviceCarrier::kU8)

@@ -142,8 +142,7 @@ constexpr uint32_t kWarpThreads = kOwes ? 384 : 512;
 template <bool kOwes>
 constexpr uint32_t kWarpTiles = kOwes ? 2 : 1;
 template <bool kOwes>
-constexpr uint64_t kShared =
-    kTableBytes + kWarpThreads<kOwes> / kWarp* kWarpTiles<kOwes>* kTileBytes;
+constexpr SharedBytes kShared = {kTableBytes, kWarpTiles<kOwes>* kTileBytes};
 
 template <typename Word, bool kOwes>
 __global__ void __launch_bounds__(kWarpThreads<kOwes>, 1)

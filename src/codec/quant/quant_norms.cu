@@ -197,14 +197,17 @@ int launch_norms(const DeviceStep& step, void* stream) {
     const uint64_t wanted = (step.block_count + kEach - 1) / kEach;
     switch (static_cast<DType>(step.dtype)) {
       case DType::kF32:
-        return launch_resident<plain_norms<DType::kF32>, kNormThreads, 0>(wanted, stream, step);
+        return launch_resident<plain_norms<DType::kF32>, kNormThreads, SharedBytes{}>(wanted,
+                                                                                      stream, step);
       case DType::kBf16:
-        return launch_resident<plain_norms<DType::kBf16>, kNormThreads, 0>(wanted, stream, step);
+        return launch_resident<plain_norms<DType::kBf16>, kNormThreads, SharedBytes{}>(
+            wanted, stream, step);
       default:
-        return launch_resident<plain_norms<DType::kF16>, kNormThreads, 0>(wanted, stream, step);
+        return launch_resident<plain_norms<DType::kF16>, kNormThreads, SharedBytes{}>(wanted,
+                                                                                      stream, step);
     }
   }
-  constexpr uint64_t kShared = kRotateThreads / kWarp * 2 * kTileBytes;
+  constexpr SharedBytes kShared = {0, 2 * kTileBytes};
   const int code = static_cast<DType>(step.dtype) == DType::kF32
                        ? launch_resident<owing_norms<float>, kRotateThreads, kShared>(
                              step.warp_count, stream, step)

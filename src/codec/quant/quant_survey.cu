@@ -130,8 +130,8 @@ int launch_survey(const DeviceStep& step, uint32_t* contributors, cuda::Mail* ma
                   uint64_t sequence, void* stream) {
   const auto on = static_cast<cudaStream_t>(stream);
   if (const auto code = cudaMemsetAsync(step.survey, 0, sizeof(Survey), on)) return code;
-  return launch_resident<survey_blocks, kThreads, 0>((step.block_count + kThreads - 1) / kThreads,
-                                                     stream, step, contributors, mail, sequence);
+  return launch_resident<survey_blocks, kThreads, SharedBytes{}>(
+      (step.block_count + kThreads - 1) / kThreads, stream, step, contributors, mail, sequence);
 }
 
 int launch_contributors(const uint32_t* contributors, cuda::Mail* mail, uint64_t sequence,
@@ -141,8 +141,8 @@ int launch_contributors(const uint32_t* contributors, cuda::Mail* mail, uint64_t
 }
 
 int launch_multiply(float* values, uint64_t n, double factor, void* stream) {
-  return launch_resident<multiply_values, kThreads, 0>((n + kThreads - 1) / kThreads, stream,
-                                                       values, n, factor);
+  return launch_resident<multiply_values, kThreads, SharedBytes{}>((n + kThreads - 1) / kThreads,
+                                                                   stream, values, n, factor);
 }
 
 }  // namespace addend::quant
