@@ -9,7 +9,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
-#include "net/address.h"
+#include "net/socket.h"
 
 namespace addend::auth {
 namespace {
@@ -25,12 +25,10 @@ int milliseconds_until(Deadline deadline) {
 }
 
 Result<net::Descriptor> connect_tcp(const net::Address& address, Deadline deadline) {
-  net::Descriptor socket(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  net::Descriptor socket = net::make_socket(SOCK_STREAM);
   if (!socket) return net::io_error("cannot make a TCP socket");
   net::watch_connection(socket.get());
-  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address.raw),
-                sizeof(address.raw)) != 0 &&
-      errno != EINPROGRESS) {
+  if (net::connect(socket.get(), address) != 0 && errno != EINPROGRESS) {
     return make_error(Errc::kUnavailable,
                       "cannot reach " + address.to_string() + ": " + std::strerror(errno));
   }

@@ -22,7 +22,7 @@ Guarded& guarded();
 
 // Only what is allowed in a child of many threads: system calls.
 void let_go() {
-  const int nothing = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int nothing = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   for (const int fd : guarded().fds)
     nothing >= 0 ? dup3(nothing, fd, O_CLOEXEC) : close(fd);
   if (nothing >= 0) close(nothing);

@@ -6,6 +6,8 @@
 #include <netinet/udp.h>
 #include <poll.h>
 
+#include "net/socket.h"
+
 namespace addend::net {
 namespace {
 
@@ -44,22 +46,16 @@ void forbid_fragments(int fd) {
 
 Result<UdpSocket> UdpSocket::bind(const Address& address, uint32_t buffer_bytes) {
   UdpSocket socket;
-  socket.fd_ = Descriptor(::socket(AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  socket.fd_ = make_socket(SOCK_DGRAM);
   if (!socket.fd_) return io_error("cannot make a UDP socket");
   const int off = 0, on = 1;
-  setsockopt(socket.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+  socket.family_ = family_of(socket.fd());
   socket.receive_buffer_bytes_ = ask_for_buffers(socket.fd(), buffer_bytes);
   forbid_fragments(socket.fd());
-  if (::bind(socket.fd(), reinterpret_cast<const sockaddr*>(&address.raw), sizeof(address.raw)) !=
-      0) {
+  if (net::bind(socket.fd(), address) != 0) {
     return io_error("cannot bind UDP " + address.to_string());
   }
-  Address bound;
-  socklen_t length = sizeof(bound.raw);
-  if (getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&bound.raw), &length) != 0) {
-    return io_error("cannot find the port");
-  }
-  socket.port_ = bound.port();
+  socket.port_ = port_of(socket.fd());
   setsockopt(socket.fd(), IPPROTO_UDP, kUdpGro, &on, sizeof(on));
   socket.segments_ = setsockopt(socket.fd(), IPPROTO_UDP, kUdpSegment, &off, sizeof(off)) == 0;
   return socket;
@@ -67,7 +63,7 @@ Result<UdpSocket> UdpSocket::bind(const Address& address, uint32_t buffer_bytes)
 
 struct Inbox::Slot {
   iovec bytes{};
-  Address from;
+  sockaddr_in6 from{};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control;
 };
 
@@ -85,8 +81,8 @@ std::span<const Inbox::Datagrams> Inbox::receive(const UdpSocket& socket) {
   for (uint32_t i = 0; i < kMessages; ++i) {
     msghdr& header = messages_[i].msg_hdr;
     header = {};
-    header.msg_name = &slots_[i].from.raw;
-    header.msg_namelen = sizeof(slots_[i].from.raw);
+    header.msg_name = &slots_[i].from;
+    header.msg_namelen = sizeof(slots_[i].from);
     header.msg_iov = &slots_[i].bytes;
     header.msg_iovlen = 1;
     header.msg_control = slots_[i].control.data();
@@ -105,7 +101,7 @@ std::span<const Inbox::Datagrams> Inbox::receive(const UdpSocket& socket) {
       if (size > 0) segment = static_cast<uint32_t>(size);
     }
     const Slot& slot = slots_[static_cast<uint32_t>(i)];
-    datagrams_.push_back({slot.from,
+    datagrams_.push_back({read_name(slot.from),
                           {static_cast<const uint8_t*>(slot.bytes.iov_base), bytes},
                           std::max(segment, 1u)});
   }
@@ -115,6 +111,7 @@ std::span<const Inbox::Datagrams> Inbox::receive(const UdpSocket& socket) {
 struct Outbox::Slot {
   std::array<iovec, kMaxSegments> pieces;
   Address to;
+  SocketName name{AF_INET6, Address{}};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(uint16_t))> control;
 };
 
@@ -154,8 +151,9 @@ Outbox::Slot& Outbox::push(const Address& to, std::size_t bytes, uint32_t segmen
   slot.to = to;
   msghdr& header = messages_[size_].msg_hdr;
   header = {};
-  header.msg_name = &slot.to.raw;
-  header.msg_namelen = sizeof(slot.to.raw);
+  slot.name = SocketName(socket_->family(), to);
+  header.msg_name = &slot.name.v6;
+  header.msg_namelen = slot.name.length;
   header.msg_iov = slot.pieces.data();
   header.msg_iovlen = 1;
   if (bytes > segment) {

@@ -32,6 +32,7 @@ class UdpSocket {
 
   int fd() const { return fd_.get(); }
   uint16_t port() const { return port_; }
+  int family() const { return family_; }
   /// What the kernel gave for arrivals.
   uint32_t receive_buffer_bytes() const { return receive_buffer_bytes_; }
   /// Whether the kernel takes super-packets.
@@ -40,6 +41,7 @@ class UdpSocket {
  private:
   Descriptor fd_;
   uint16_t port_ = 0;
+  int family_ = AF_INET6;  // AF_INET: the kernel has no IPv6
   uint32_t receive_buffer_bytes_ = 0;
   bool segments_ = false;
 };

@@ -19,6 +19,7 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
+#include "net/socket.h"
 #include "net/tcp_listener.h"
 
 namespace addend::service {
@@ -171,9 +172,7 @@ Clock::time_point Control::watch(std::vector<pollfd>& ready, Clock::time_point n
 void Control::accept_some(Clock::time_point now) {
   for (int i = 0; i < kAcceptsATurn; ++i) {
     net::Address address;
-    socklen_t length = sizeof(address.raw);
-    net::Descriptor socket(accept4(listener_.get(), reinterpret_cast<sockaddr*>(&address.raw),
-                                   &length, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    net::Descriptor socket = net::accept(listener_.get(), address);
     if (socket) {
       handshakes_->add(std::move(socket), address, now);
       continue;

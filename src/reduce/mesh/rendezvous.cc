@@ -11,7 +11,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
-#include "net/address.h"
+#include "net/socket.h"
 #include "reduce/mesh/mesh.h"
 #include "wire/hash.h"
 
@@ -59,15 +59,6 @@ uint64_t hash_of(const MeshOptions& options) {
     hash = addend_random(hash, 256);
   }
   return hash;
-}
-
-// A socket for addresses as net::resolve gives them: IPv4 ones are IPv6's, whatever the system's
-// default is.
-net::Descriptor stream_socket() {
-  net::Descriptor made(socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  const int off = 0;
-  setsockopt(made.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
-  return made;
 }
 
 // Whether the other side has closed it, with nothing before that.
@@ -138,13 +129,11 @@ class Meeting {
     if (listener_ || worker() + 1 == met_.size()) return {};  // nobody will connect to the last
     const auto own = net::resolve(options_.peers[worker()]);
     if (!own) return own.error();
-    listener_ = stream_socket();
+    listener_ = net::make_socket(SOCK_STREAM);
     const int on = 1;
     if (!listener_) return net::io_error("a socket");
     setsockopt(listener_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    if (bind(listener_.get(), reinterpret_cast<const sockaddr*>(&own->raw), sizeof(own->raw)) !=
-            0 ||
-        listen(listener_.get(), 256) != 0) {
+    if (net::bind(listener_.get(), *own) != 0 || listen(listener_.get(), 256) != 0) {
       return net::io_error("listening at " + options_.peers[worker()]);
     }
     return {};
@@ -157,11 +146,9 @@ class Meeting {
       const auto now = Clock::now();
       if (met_[w] || call.greeting.socket || now < call.next) continue;
       call.next = now + kRetry;
-      net::Descriptor made = stream_socket();
+      net::Descriptor made = net::make_socket(SOCK_STREAM);
       if (!made) return net::io_error("a socket");
-      const auto& to = call.address.raw;
-      const bool connected =
-          connect(made.get(), reinterpret_cast<const sockaddr*>(&to), sizeof(to)) == 0;
+      const bool connected = net::connect(made.get(), call.address) == 0;
       if (!connected && errno != EINPROGRESS) continue;
       call.greeting = greeting(std::move(made));
       call.greeting.own.to = w;
