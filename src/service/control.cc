@@ -34,6 +34,9 @@ constexpr std::chrono::seconds kLinger{1};
 constexpr std::ptrdiff_t kMaxLingering = 64;
 // How long nobody is let in when there are no descriptors.
 constexpr std::chrono::milliseconds kAcceptPause{100};
+// How long new ones wait while strangers displace each other: a connection at a time, each of them
+// would cost a turn of the whole loop.
+constexpr std::chrono::milliseconds kCrowdPause{2};
 // Messages that are not whole yet are counted from here on.
 constexpr std::size_t kSmallMessage = 4096;
 // Of one connection, before the others have their turn; and new ones.
@@ -170,6 +173,12 @@ Clock::time_point Control::watch(std::vector<pollfd>& ready, Clock::time_point n
 }
 
 void Control::accept_some(Clock::time_point now) {
+  const uint64_t dropped = handshakes_->dropped();
+  accept_waiting(now);
+  if (handshakes_->dropped() > dropped) accept_at_ = std::max(accept_at_, now + kCrowdPause);
+}
+
+void Control::accept_waiting(Clock::time_point now) {
   for (int i = 0; i < kAcceptsATurn; ++i) {
     net::Address address;
     net::Descriptor socket = net::accept(listener_.get(), address);

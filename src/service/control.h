@@ -66,6 +66,7 @@ class Control final : private MessageSink {
   Clock::time_point watch(std::vector<pollfd>& ready, Clock::time_point now) const;
   void run_posted();
   void accept_some(Clock::time_point now);
+  void accept_waiting(Clock::time_point now);
   void drive_all(std::span<const pollfd> ready, Clock::time_point now);
   bool drive_ready(Connection& connection, short revents, Clock::time_point now);
   enum class Step : uint8_t { kGoesOn, kWaits, kOver };

@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 import urllib.request
 from pathlib import Path
@@ -116,6 +117,12 @@ class Server:
         """Of all threads of the server so far."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def wakeups(self) -> int:
+        """Times that a thread of the server waited and went on so far."""
+        threads = Path(f"/proc/{self.process.pid}/task").iterdir()
+        texts = [(thread / "status").read_text() for thread in threads]
+        return sum(int(text.split("\nvoluntary_ctxt_switches:")[1].split()[0]) for text in texts)
 
     def work(self, steps: int = 3, size: str = "1M") -> Any:
         """A whole run of the honest tenant: four workers join, add and leave."""
@@ -238,6 +245,26 @@ class AbuseTest(unittest.TestCase):
         server = self.serve()
         self.under(server, "silent", lambda: server.metric("handshakes_dropped_total") > 500)
         self.assertLess(server.most_memory(), 64 * MIB)
+
+    def test_connections_that_say_nothing_are_taken_in_groups(self) -> None:
+        server = self.serve()
+        process = server.abuse("silent")
+        self.addCleanup(process.kill)
+        wait_until(lambda: server.metric("handshakes_dropped_total") > 500, "silence")
+        woken, dropped, began = (
+            server.wakeups(),
+            server.metric("handshakes_dropped_total"),
+            time.monotonic(),
+        )
+        wait_until(lambda: server.metric("handshakes_dropped_total") > dropped + 5000, "more of it")
+        woken = server.wakeups() - woken
+        seconds = time.monotonic() - began
+        finish(process)
+        # Every two milliseconds, however many come; beside that, a status and this test's pages.
+        print(
+            f"{woken / 5000:.3f} wake-ups a connection, {woken / seconds:.0f} a second", flush=True
+        )
+        self.assertLess(woken, 900 * seconds + 100)
 
     def test_handshakes_with_a_wrong_key(self) -> None:
         server = self.serve()
