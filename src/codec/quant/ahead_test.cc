@@ -168,6 +168,21 @@ TEST(NormsAhead, WorkersThatKnowOtherNormsAreToldApart) {
   EXPECT_NE(one.codec(0).fingerprint(), other.codec(1).fingerprint());
 }
 
+TEST(NormsAhead, ADamagedStateAsksForNormsAgain) {
+  const Layout layout = quant_layout(2, 5000);
+  QuantWorkers workers(kSpecs[0], layout);
+  Gradients gradients = gaussian(layout, 1), more = gaussian(layout, 2);
+  ASSERT_TRUE(workers.step(gradients));
+  for (uint32_t w = 0; w < 2; ++w) {
+    auto state = *workers.codec(w).save_state();
+    state.back() = 0x7F;  // the last norm is no number
+    state[state.size() - 2] = 0xC0;
+    ASSERT_TRUE(workers.codec(w).load_state(state));
+  }
+  ASSERT_TRUE(workers.step(more));
+  EXPECT_EQ(workers.report().rounds, 2u);
+}
+
 TEST(NormsAhead, ACancelledStepChangesNothing) {
   const Layout layout = quant_layout(2, 5000);
   QuantWorkers workers(kSpecs[0], layout);

@@ -14,9 +14,11 @@ constexpr float kHeadRoom = 1.125f;
 
 }  // namespace
 
+// Residual::kNoNorm is none, and so is whatever else a damaged state has in place of a norm.
 bool QuantCodec::knows_norms() const {
   const auto norms = residual_.norms();
-  return !norms.empty() && std::find(norms.begin(), norms.end(), Residual::kNoNorm) == norms.end();
+  return !norms.empty() &&
+         std::all_of(norms.begin(), norms.end(), [](uint32_t norm) { return norm < kFirstBroken; });
 }
 
 Status QuantCodec::open_ahead(Round& round) {
