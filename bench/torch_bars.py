@@ -172,7 +172,7 @@ class Regression:
         if way in hooks.NAMES:
             hooks.register(self.model, way, rank=1)
         else:
-            addend.torch.attach(self.model, codec=way)
+            self.handle = addend.torch.attach(self.model, codec=way)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.2, momentum=0.9)
         self.data = torch.Generator().manual_seed(rank + 1)
         self.losses: list[float] = []
@@ -206,6 +206,7 @@ def lowrank(rank: int, world: int) -> dict[str, Any]:
         warm=warm,
     )
     last = {name: torch.tensor(side.losses[-5:]).mean() for name, side in sides.items()}
+    sides["addend"].handle.close()
     for loss in last.values():
         dist.all_reduce(loss)
     return {
