@@ -25,6 +25,7 @@ PUBLIC = {
     "access.h": "base",
     "device.h": "cuda",
     "simd.h": "base",
+    "threads.h": "base",
     "fold.h": "fold",
     "codec.h": "codec",
     "snapshot.h": "codec",
