@@ -152,18 +152,21 @@ void unrotate_kernel(float* x, const uint64_t* signs, uint64_t n, float* y) {
     hn::StoreU(flipped(hn::LoadU(d, x + i), signs, i), d, y + i);
 }
 
-// table[cell], for tables that fit registers (up to kRegisters * 16 cells) or, with kRegisters 0,
-// from memory.
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+// table[cell], for tables that fit registers (kRegisters of 16 cells) or, with kRegisters 0, from
+// memory.
 template <uint32_t kRegisters>
 class Lookup {
  public:
+  using Cells = VI;
+
   HWY_INLINE explicit Lookup(const float* table) : table_(table) {
     for (uint32_t r = 0; r < kRegisters; ++r)
       registers_[r] = hn::LoadU(DF(), table + r * kLanes);
   }
+  static HWY_INLINE Cells cells(VI cell) { return cell; }
   HWY_INLINE VF operator()(VI cell) const {
     const DF d;
-#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
     // Two registers hold 32 entries, four hold 64; Highway 1.0.3 has no two-table lookup.
     if constexpr (kRegisters >= 2) {
       const VF low{_mm512_permutex2var_ps(registers_[0].raw, cell.raw, registers_[1].raw)};
@@ -171,7 +174,6 @@ class Lookup {
       const VF high{_mm512_permutex2var_ps(registers_[2].raw, cell.raw, registers_[3].raw)};
       return hn::IfThenElse(hn::RebindMask(d, hn::Gt(cell, hn::Set(DI(), 31))), high, low);
     }
-#endif
     return hn::GatherIndex(d, table_, cell);
   }
 
@@ -179,6 +181,54 @@ class Lookup {
   const float* table_;
   VF registers_[kRegisters == 0 ? 1 : kRegisters];
 };
+#else
+// The same where vectors are shorter and gathers slow. Entries are whole numbers below 256, so 16
+// of them fit a register of bytes. A shuffle of bytes looks up those of one register and gives zero
+// for an index above 127: each register gets indices that are so outside its 16 cells, and in the
+// three upper bytes of every lane.
+template <uint32_t kRegisters>
+class Lookup {
+ public:
+  struct Cells {
+    VI cell;
+    VI bytes[kRegisters == 0 ? 1 : kRegisters];
+  };
+
+  HWY_INLINE explicit Lookup(const float* table) : table_(table) {
+    const hn::CappedTag<uint8_t, kWidth * 4> d8;
+    for (uint32_t r = 0; r < kRegisters; ++r) {
+      HWY_ALIGN uint8_t entries[kLanes];
+      for (uint32_t l = 0; l < kLanes; ++l)
+        entries[l] = static_cast<uint8_t>(static_cast<int32_t>(table[r * kLanes + l]));
+      registers_[r] = hn::BitCast(DI(), hn::LoadDup128(d8, entries));
+    }
+  }
+  static HWY_INLINE Cells cells(VI cell) {
+    Cells made;
+    made.cell = cell;
+    const VI outside = hn::Set(DI(), static_cast<int32_t>(0x80808070u));
+    for (uint32_t r = 0; r < kRegisters; ++r)
+      made.bytes[r] =
+          hn::Add(hn::Xor(cell, hn::Set(DI(), static_cast<int32_t>(r * kLanes))), outside);
+    return made;
+  }
+  HWY_INLINE VF operator()(const Cells& cells) const {
+    const DF d;
+    if constexpr (kRegisters == 0) {
+      return hn::GatherIndex(d, table_, cells.cell);
+    } else {
+      VI found = hn::TableLookupBytesOr0(registers_[0], cells.bytes[0]);
+      for (uint32_t r = 1; r < kRegisters; ++r)
+        found = hn::Or(found, hn::TableLookupBytesOr0(registers_[r], cells.bytes[r]));
+      return hn::ConvertTo(d, found);
+    }
+  }
+
+ private:
+  const float* table_;
+  VI registers_[kRegisters == 0 ? 1 : kRegisters];
+};
+#endif
 
 using D8 = hn::Rebind<uint8_t, DF>;
 
@@ -233,10 +283,10 @@ HWY_INLINE VI round_to_level(const Tables<kRegisters>& tables, const Constants& 
                              VF threshold) {
   const DF d;
   const VF y = clamped(k, x);
-  const VI cell = cell_of(y);
-  const VF lower = tables.lower(cell), gap = tables.gap(cell);
+  const auto cells = Lookup<kRegisters>::cells(cell_of(y));
+  const VF lower = tables.lower(cells), gap = tables.gap(cells);
   const auto up = hn::Gt(hn::Sub(y, lower), hn::Mul(threshold, gap));
-  const VF value = kIndices ? hn::Add(tables.index(cell), hn::IfThenElseZero(up, hn::Set(d, 1.0f)))
+  const VF value = kIndices ? hn::Add(tables.index(cells), hn::IfThenElseZero(up, hn::Set(d, 1.0f)))
                             : hn::Add(lower, hn::IfThenElseZero(up, gap));
   return hn::BitCast(DI(), hn::Add(value, hn::Set(d, kToByte)));
 }
@@ -266,7 +316,7 @@ HWY_INLINE void quantise_with(const Levels& levels, const Quantiser& q, const fl
 template <bool kIndices>
 HWY_INLINE void quantise_any(const Quantiser& q, const float* x, uint64_t n, uint8_t* out) {
   if (q.uniform) return quantise_with<kIndices>(Uniform(), q, x, n, out);
-#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+#if HWY_TARGET != HWY_SCALAR
   if (q.cells <= 32) return quantise_with<kIndices>(Tables<2>(q), q, x, n, out);
   if (q.cells <= 64) return quantise_with<kIndices>(Tables<4>(q), q, x, n, out);
 #endif
