@@ -6,6 +6,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "base/chunks.h"
 #include "base/simd.h"
 #include "wire/element.h"
 
@@ -52,8 +53,10 @@ namespace addend {
 
 HWY_EXPORT(convert_kernel);
 
-void convert(DType from_type, const void* from, uint64_t count, float factor, DType to_type,
-             void* to) {
+namespace {
+
+void convert_part(DType from_type, const void* from, uint64_t count, float factor, DType to_type,
+                  void* to) {
   uint64_t i = 0;
   if (!scalar_forced()) {
     i = HWY_DYNAMIC_DISPATCH(convert_kernel)(from_type, from, count, factor, to_type, to);
@@ -62,9 +65,32 @@ void convert(DType from_type, const void* from, uint64_t count, float factor, DT
     store_float(to_type, to, i, load_float(from_type, from, i) * factor);
 }
 
+const uint8_t* at(const void* elements, DType dtype, uint64_t i) {
+  return static_cast<const uint8_t*>(elements) + i * dtype_bytes(dtype);
+}
+uint8_t* at(void* elements, DType dtype, uint64_t i) {
+  return static_cast<uint8_t*>(elements) + i * dtype_bytes(dtype);
+}
+
+}  // namespace
+
+void convert(DType from_type, const void* from, uint64_t count, float factor, DType to_type,
+             void* to) {
+  for_each_part(count, kChunkElements, [&](uint64_t begin, uint64_t end) {
+    convert_part(from_type, at(from, from_type, begin), end - begin, factor, to_type,
+                 at(to, to_type, begin));
+  });
+}
+
 void multiply(DType dtype, const void* from, uint64_t count, float factor, void* to) {
   if (factor != 1) return convert(dtype, from, count, factor, dtype, to);
-  if (to != from && count > 0) std::memcpy(to, from, count * dtype_bytes(dtype));
+  if (to == from || count == 0) return;
+  // One thread copies all at once: memcpy goes past the caches where that is much.
+  for_each_part(count, loop_threads() == 1 ? count : kChunkElements,
+                [&](uint64_t begin, uint64_t end) {
+                  std::memcpy(at(to, dtype, begin), at(from, dtype, begin),
+                              (end - begin) * dtype_bytes(dtype));
+                });
 }
 
 }  // namespace addend

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/bits.h"
+#include "base/chunks.h"
 #include "codec/cast/kernels.h"
 #include "codec/convert.h"
 #include "codec/dense/dense.h"
@@ -17,10 +18,6 @@ namespace {
 // One stretch in so many is sampled for the report, another one each step.
 constexpr uint64_t kStretch = 2048;
 constexpr uint64_t kSampleEvery = 512;
-
-// With feedback, finish works on so many elements at a time: a result may go where the gradient
-// lies, which the residual still has to be read from.
-constexpr uint64_t kPiece = 1 << 15;
 
 struct Options {
   DType to = DType::kBf16;
@@ -74,7 +71,9 @@ class CastCodec final : public FeedbackCodec {
     opened_ = true;
     ADDEND_TRY(plane_.reserve(layout().count * 2));
     if (residual_.any()) {
-      send(addends(0), layout().count, plane_.as<void>());
+      for_each_part(layout().count, kChunkElements, [&](uint64_t begin, uint64_t end) {
+        send(addends(begin), end - begin, at(plane_.as<void>(), options_.to, begin));
+      });
     } else {
       convert(layout().dtype, gradient_, layout().count, scale(), options_.to, plane_.as<void>());
     }
@@ -86,13 +85,18 @@ class CastCodec final : public FeedbackCodec {
 
   Status do_finish(void* gradient) override {
     const DType dtype = layout().dtype;
-    const uint64_t piece = residual_.any() ? kPiece : std::max<uint64_t>(layout().count, 1);
-    for (uint64_t begin = 0; begin < layout().count; begin += piece) {
-      const uint64_t n = std::min(piece, layout().count - begin);
-      if (residual_.any()) keep(addends(begin), n, residual_.values() + begin);
-      convert(options_.to, at(plane_.as<void>(), options_.to, begin), n, 1, dtype,
-              at(gradient, dtype, begin));
+    if (!residual_.any()) {
+      convert(options_.to, plane_.as<void>(), layout().count, 1, dtype, gradient);
+      ++step_;
+      return {};
     }
+    // Part by part: a result may go where the gradient lies, which the residual still has to be
+    // read from.
+    for_each_part(layout().count, kChunkElements / 2, [&](uint64_t begin, uint64_t end) {
+      keep(addends(begin), end - begin, residual_.values() + begin);
+      convert(options_.to, at(plane_.as<void>(), options_.to, begin), end - begin, 1, dtype,
+              at(gradient, dtype, begin));
+    });
     ++step_;
     return {};
   }

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "codec/dense/dense.h"
 
-#include <cstring>
-
 #include "codec/convert.h"
 #include "codec/fingerprint.h"
 #include "codec/step.h"
@@ -67,8 +65,7 @@ Result<void*> add_dense_plane(const Layout& layout, const DenseValues& values, B
 }
 
 void take_dense_plane(const Layout& layout, const void* plane, void* gradient) {
-  if (plane == gradient || layout.count == 0) return;
-  std::memcpy(gradient, plane, layout.count * dtype_bytes(layout.dtype));
+  multiply(layout.dtype, plane, layout.count, 1, gradient);
 }
 
 const std::vector<OptionHelp>& dense_options() {

@@ -66,17 +66,16 @@ Status ExactCodec::scan_gradient() {
   ADDEND_TRY(index_.scan());
   draft().local_nonzeros = index_.nonzeros();
   const bool looks = mode() == Mode::kSketch || mode() == Mode::kGather || reproducible();
-  if (index_.kept() != nullptr || !looks) return {};
+  if (!looks) return {};
   // Sketches, messages and reproducible values look at the non-zeros themselves, however many there
   // are.
   ADDEND_TRY(values_.reserve(index_.nonzeros() * width() + Buffer::kSlack));
-  index::pack(width(), gradient_, layout().count, index_.local(), values_.as<void>());
+  index_.gather_local(values_.as<void>());
   return {};
 }
 
 NonZeros ExactCodec::nonzeros() const {
-  const void* kept = index_.kept();
-  return {index_.local(), kept != nullptr ? kept : values_.as<void>(), layout().count};
+  return {index_.local(), values_.as<void>(), layout().count};
 }
 
 Result<bool> ExactCodec::do_round(Round& round) {

@@ -245,7 +245,8 @@ Status decode_snapshot(const SnapshotPlan& plan, const Snapshot& snapshot, void*
     store_float(plan.dtype, packed.as<void>(), i, exact::from_fixed(format, plan.dtype, number));
   }
   ADDEND_TRY(sketch.settle(shape, nullptr, cells.as<uint64_t>()));
-  index::unpack(width, packed.as<void>(), index, plan.count, out);
+  index::unpack(width, packed.as<void>(), index, plan.count, out,
+                plan.count * width >= index::kStreamBytes);
   return {};
 }
 

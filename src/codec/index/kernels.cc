@@ -27,9 +27,6 @@ namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Below this the gradient is likely in a cache that streaming stores would evict it from.
-constexpr uint64_t kStreamBytes = uint64_t{4} << 20;
-
 // An unsigned integer with one bit per lane of a compaction.
 template <typename T>
 using MaskBits =
@@ -92,12 +89,14 @@ HWY_INLINE ScanResult scan_any(const T* HWY_RESTRICT gradient, uint64_t count,
 
 template <typename T>
 HWY_INLINE uint64_t pack_any(const T* HWY_RESTRICT gradient, uint64_t count,
-                             const uint64_t* HWY_RESTRICT selection, T* HWY_RESTRICT packed) {
+                             const uint64_t* HWY_RESTRICT selection, T* HWY_RESTRICT packed,
+                             uint64_t room) {
   uint64_t rank = 0, i = 0;
   if constexpr (kCanCompact<T>) {
     const CompactTag<T> d;
     const uint64_t n = hn::Lanes(d);
-    for (; i + 64 <= count; i += 64) {
+    // A word's vectors end at most 64 elements after its first.
+    for (; i + 64 <= count && room - rank >= 64; i += 64) {
       uint64_t word = selection[i / 64];
       for (uint64_t j = i; word != 0; j += n, word >>= n) {
         const uint64_t bits = word & low_mask(n);
@@ -115,10 +114,10 @@ HWY_INLINE uint64_t pack_any(const T* HWY_RESTRICT gradient, uint64_t count,
 template <typename T>
 HWY_INLINE uint64_t place_any(const T* HWY_RESTRICT kept, const uint64_t* HWY_RESTRICT bitmap,
                               uint64_t words, const uint64_t* HWY_RESTRICT selection,
-                              T* HWY_RESTRICT packed) {
+                              T* HWY_RESTRICT packed, uint64_t room) {
   const hn::ScalableTag<T> d;
   const uint64_t n = hn::Lanes(d);
-  uint64_t rank = 0, taken = 0, run = 0;
+  uint64_t rank = 0, taken = 0, run = 0, w = 0;
   const auto copy_run = [&]() HWY_ATTR {
     if (run == 0) return;
     std::memcpy(packed + rank, kept + taken, run * sizeof(T));
@@ -126,7 +125,7 @@ HWY_INLINE uint64_t place_any(const T* HWY_RESTRICT kept, const uint64_t* HWY_RE
     taken += run;
     run = 0;
   };
-  for (uint64_t w = 0; w < words; ++w) {
+  for (; w < words && room - rank - run >= 64; ++w) {
     const uint64_t wanted = selection[w], have = bitmap[w];
     if (wanted == have) {
       run += static_cast<uint64_t>(std::popcount(have));
@@ -142,18 +141,17 @@ HWY_INLINE uint64_t place_any(const T* HWY_RESTRICT kept, const uint64_t* HWY_RE
     rank += total;
   }
   copy_run();
-  return rank;
+  return reference::place(kept, bitmap, w, words, selection, packed, {rank, taken});
 }
 
 template <bool kIntoZeros, typename T>
 HWY_INLINE void unpack_any(const T* HWY_RESTRICT packed, const uint64_t* HWY_RESTRICT selection,
-                           uint64_t count, T* HWY_RESTRICT gradient) {
+                           uint64_t count, T* HWY_RESTRICT gradient, bool stream) {
   uint64_t rank = 0, i = 0;
   if constexpr (kCanCompact<T>) {
     const CompactTag<T> d;
     const uint64_t n = hn::Lanes(d);
-    const bool stream = count * sizeof(T) >= kStreamBytes &&
-                        reinterpret_cast<uintptr_t>(gradient) % (n * sizeof(T)) == 0;
+    stream = stream && reinterpret_cast<uintptr_t>(gradient) % (n * sizeof(T)) == 0;
     for (; i + 64 <= count; i += 64) {
       uint64_t word = selection[i / 64];
       if (kIntoZeros && word == 0) continue;
@@ -184,31 +182,37 @@ ScanResult scan32(const uint32_t* x, uint64_t n, uint64_t* bitmap, uint32_t* kep
 ScanResult scan16(const uint16_t* x, uint64_t n, uint64_t* bitmap, uint16_t* kept, uint64_t cap) {
   return scan_any(x, n, bitmap, kept, cap);
 }
-uint64_t pack32(const uint32_t* x, uint64_t n, const uint64_t* selection, uint32_t* packed) {
-  return pack_any(x, n, selection, packed);
+uint64_t pack32(const uint32_t* x, uint64_t n, const uint64_t* selection, uint32_t* packed,
+                uint64_t room) {
+  return pack_any(x, n, selection, packed, room);
 }
-uint64_t pack16(const uint16_t* x, uint64_t n, const uint64_t* selection, uint16_t* packed) {
-  return pack_any(x, n, selection, packed);
+uint64_t pack16(const uint16_t* x, uint64_t n, const uint64_t* selection, uint16_t* packed,
+                uint64_t room) {
+  return pack_any(x, n, selection, packed, room);
 }
 uint64_t place32(const uint32_t* kept, const uint64_t* bitmap, uint64_t words,
-                 const uint64_t* selection, uint32_t* packed) {
-  return place_any(kept, bitmap, words, selection, packed);
+                 const uint64_t* selection, uint32_t* packed, uint64_t room) {
+  return place_any(kept, bitmap, words, selection, packed, room);
 }
 uint64_t place16(const uint16_t* kept, const uint64_t* bitmap, uint64_t words,
-                 const uint64_t* selection, uint16_t* packed) {
-  return place_any(kept, bitmap, words, selection, packed);
+                 const uint64_t* selection, uint16_t* packed, uint64_t room) {
+  return place_any(kept, bitmap, words, selection, packed, room);
 }
-void unpack32(const uint32_t* packed, const uint64_t* selection, uint64_t n, uint32_t* x) {
-  unpack_any<false>(packed, selection, n, x);
+void unpack32(const uint32_t* packed, const uint64_t* selection, uint64_t n, uint32_t* x,
+              bool stream) {
+  unpack_any<false>(packed, selection, n, x, stream);
 }
-void unpack16(const uint16_t* packed, const uint64_t* selection, uint64_t n, uint16_t* x) {
-  unpack_any<false>(packed, selection, n, x);
+void unpack16(const uint16_t* packed, const uint64_t* selection, uint64_t n, uint16_t* x,
+              bool stream) {
+  unpack_any<false>(packed, selection, n, x, stream);
 }
-void unpack_into32(const uint32_t* packed, const uint64_t* selection, uint64_t n, uint32_t* x) {
-  unpack_any<true>(packed, selection, n, x);
+void unpack_into32(const uint32_t* packed, const uint64_t* selection, uint64_t n, uint32_t* x,
+                   bool stream) {
+  unpack_any<true>(packed, selection, n, x, stream);
 }
-void unpack_into16(const uint16_t* packed, const uint64_t* selection, uint64_t n, uint16_t* x) {
-  unpack_any<true>(packed, selection, n, x);
+void unpack_into16(const uint16_t* packed, const uint64_t* selection, uint64_t n, uint16_t* x,
+                   bool stream) {
+  unpack_any<true>(packed, selection, n, x, stream);
 }
 
 }  // namespace
@@ -255,48 +259,48 @@ ScanResult scan(uint32_t width, const void* gradient, uint64_t count, uint64_t* 
 }
 
 uint64_t pack(uint32_t width, const void* gradient, uint64_t count, const uint64_t* selection,
-              void* packed) {
+              void* packed, uint64_t room) {
   const auto run = [&]<typename T>(T, auto fast) {
     if (scalar_forced()) {
       return reference::pack(in<T>(gradient), 0, count, selection, out<T>(packed), 0);
     }
-    return fast(in<T>(gradient), count, selection, out<T>(packed));
+    return fast(in<T>(gradient), count, selection, out<T>(packed), room);
   };
   return width == 4 ? run(uint32_t{}, HWY_DYNAMIC_DISPATCH(pack32))
                     : run(uint16_t{}, HWY_DYNAMIC_DISPATCH(pack16));
 }
 
 uint64_t place(uint32_t width, const void* kept, const uint64_t* bitmap, uint64_t words,
-               const uint64_t* selection, void* packed) {
+               const uint64_t* selection, void* packed, uint64_t room) {
   const auto run = [&]<typename T>(T, auto fast) {
     if (scalar_forced()) {
-      return reference::place(in<T>(kept), bitmap, words, selection, out<T>(packed));
+      return reference::place(in<T>(kept), bitmap, 0, words, selection, out<T>(packed), {});
     }
-    return fast(in<T>(kept), bitmap, words, selection, out<T>(packed));
+    return fast(in<T>(kept), bitmap, words, selection, out<T>(packed), room);
   };
   return width == 4 ? run(uint32_t{}, HWY_DYNAMIC_DISPATCH(place32))
                     : run(uint16_t{}, HWY_DYNAMIC_DISPATCH(place16));
 }
 
 void unpack(uint32_t width, const void* packed, const uint64_t* selection, uint64_t count,
-            void* gradient) {
+            void* gradient, bool stream) {
   const auto run = [&]<typename T>(T, auto fast) {
     if (scalar_forced()) {
       return reference::unpack(in<T>(packed), selection, 0, count, out<T>(gradient), 0);
     }
-    return fast(in<T>(packed), selection, count, out<T>(gradient));
+    return fast(in<T>(packed), selection, count, out<T>(gradient), stream);
   };
   width == 4 ? run(uint32_t{}, HWY_DYNAMIC_DISPATCH(unpack32))
              : run(uint16_t{}, HWY_DYNAMIC_DISPATCH(unpack16));
 }
 
 void unpack_into_zeros(uint32_t width, const void* packed, const uint64_t* selection,
-                       uint64_t count, void* gradient) {
+                       uint64_t count, void* gradient, bool stream) {
   const auto run = [&]<typename T>(T, auto fast) {
     if (scalar_forced()) {
       return reference::unpack_into_zeros(in<T>(packed), selection, 0, count, out<T>(gradient), 0);
     }
-    return fast(in<T>(packed), selection, count, out<T>(gradient));
+    return fast(in<T>(packed), selection, count, out<T>(gradient), stream);
   };
   width == 4 ? run(uint32_t{}, HWY_DYNAMIC_DISPATCH(unpack_into32))
              : run(uint16_t{}, HWY_DYNAMIC_DISPATCH(unpack_into16));

@@ -25,25 +25,31 @@ struct ScanResult {
 ScanResult scan(uint32_t width, const void* gradient, uint64_t count, uint64_t* bitmap, void* kept,
                 uint64_t kept_capacity);
 
-/// packed[r] = gradient[i] for the r-th set bit i of `selection`. Returns how many. REQUIRES:
-/// Buffer::kSlack bytes of room past them.
+/// That there are Buffer::kSlack bytes of room past what is selected.
+inline constexpr uint64_t kSlackRoom = ~uint64_t{0};
+
+/// packed[r] = gradient[i] for the r-th set bit i of `selection`. Returns how many. `room`:
+/// elements that may be written, at least those selected; others may own what follows.
 uint64_t pack(uint32_t width, const void* gradient, uint64_t count, const uint64_t* selection,
-              void* packed);
+              void* packed, uint64_t room = kSlackRoom);
 
 /// The same from a scan's output instead of the gradient: packed[r] = the kept value of the r-th
 /// selected position, or zero where `bitmap` has no bit. REQUIRES: bitmap is a subset of selection;
-/// slack as for pack, in kept and in packed.
+/// room as for pack; Buffer::kSlack readable bytes past what was kept.
 uint64_t place(uint32_t width, const void* kept, const uint64_t* bitmap, uint64_t words,
-               const uint64_t* selection, void* packed);
+               const uint64_t* selection, void* packed, uint64_t room = kSlackRoom);
 
-/// gradient[i] = packed[rank of i] where selected, else zero. REQUIRES: Buffer::kSlack readable
-/// bytes past the packed elements.
+/// Gradients of so many bytes are written past the caches, which hold something better.
+inline constexpr uint64_t kStreamBytes = uint64_t{4} << 20;
+
+/// gradient[i] = packed[rank of i] where selected, else zero. `stream`: past the caches. REQUIRES:
+/// Buffer::kSlack readable bytes past the packed elements.
 void unpack(uint32_t width, const void* packed, const uint64_t* selection, uint64_t count,
-            void* gradient);
+            void* gradient, bool stream = false);
 
 /// The same for a gradient that holds +0.0 outside the selection: words of the bitmap without a
 /// selected position are not touched.
 void unpack_into_zeros(uint32_t width, const void* packed, const uint64_t* selection,
-                       uint64_t count, void* gradient);
+                       uint64_t count, void* gradient, bool stream = false);
 
 }  // namespace addend::index

@@ -75,16 +75,21 @@ uint64_t pack(const T* gradient, uint64_t begin, uint64_t count, const uint64_t*
   return rank;
 }
 
+/// What was written and read before.
+struct Placed {
+  uint64_t rank = 0;
+  uint64_t taken = 0;
+};
+
 template <typename T>
-uint64_t place(const T* kept, const uint64_t* bitmap, uint64_t words, const uint64_t* selection,
-               T* packed) {
-  uint64_t rank = 0, taken = 0;
-  for (uint64_t w = 0; w < words; ++w) {
+uint64_t place(const T* kept, const uint64_t* bitmap, uint64_t begin, uint64_t words,
+               const uint64_t* selection, T* packed, Placed placed) {
+  for (uint64_t w = begin; w < words; ++w) {
     for_each_bit(selection[w], 0, [&](uint64_t bit) {
-      packed[rank++] = (bitmap[w] >> bit) & 1 ? kept[taken++] : T{0};
+      packed[placed.rank++] = (bitmap[w] >> bit) & 1 ? kept[placed.taken++] : T{0};
     });
   }
-  return rank;
+  return placed.rank;
 }
 
 template <typename T>

@@ -109,6 +109,13 @@ class KernelsOnTarget : public testing::TestWithParam<std::string> {
       ASSERT_EQ(0, std::memcmp(actual.data(), expected.data(), selected * sizeof(T)));
     }
     ASSERT_TRUE(actual.canaries_live());
+    // Without slack, another thread may own what follows.
+    Guarded<T> exact(selected, 0, 1);
+    ASSERT_EQ(pack(sizeof(T), gradient, count, selection.data(), exact.data(), selected), selected);
+    if (selected > 0) {
+      ASSERT_EQ(0, std::memcmp(exact.data(), expected.data(), selected * sizeof(T)));
+    }
+    ASSERT_TRUE(exact.canaries_live());
   }
 
   template <typename T>
@@ -120,8 +127,8 @@ class KernelsOnTarget : public testing::TestWithParam<std::string> {
       selection[w] |= bitmap[w];
     const uint64_t selected = popcount(selection);
     std::vector<T> expected(selected);
-    ASSERT_EQ(reference::place(kept.data(), bitmap.data(), bitmap.size(), selection.data(),
-                               expected.data()),
+    ASSERT_EQ(reference::place(kept.data(), bitmap.data(), 0, bitmap.size(), selection.data(),
+                               expected.data(), {}),
               selected);
     Guarded<T> actual(selected, Buffer::kSlack, 3);
     ASSERT_EQ(place(sizeof(T), kept.data(), bitmap.data(), bitmap.size(), selection.data(),
@@ -131,6 +138,14 @@ class KernelsOnTarget : public testing::TestWithParam<std::string> {
       ASSERT_EQ(0, std::memcmp(actual.data(), expected.data(), selected * sizeof(T)));
     }
     ASSERT_TRUE(actual.canaries_live());
+    Guarded<T> exact(selected, 0, 3);
+    ASSERT_EQ(place(sizeof(T), kept.data(), bitmap.data(), bitmap.size(), selection.data(),
+                    exact.data(), selected),
+              selected);
+    if (selected > 0) {
+      ASSERT_EQ(0, std::memcmp(exact.data(), expected.data(), selected * sizeof(T)));
+    }
+    ASSERT_TRUE(exact.canaries_live());
   }
 
   template <typename T>
@@ -143,7 +158,8 @@ class KernelsOnTarget : public testing::TestWithParam<std::string> {
     std::vector<T> expected(count);
     reference::unpack(packed.data(), selection.data(), 0, count, expected.data(), 0);
     Guarded<T> actual(count, 0, offset);
-    unpack(sizeof(T), packed.data(), selection.data(), count, actual.data());
+    unpack(sizeof(T), packed.data(), selection.data(), count, actual.data(),
+           count * sizeof(T) >= kStreamBytes);
     if (count > 0) {
       ASSERT_EQ(0, std::memcmp(actual.data(), expected.data(), count * sizeof(T)));
     }

@@ -24,10 +24,10 @@ namespace hn = hwy::HWY_NAMESPACE;
 // reading it.
 constexpr uint64_t kGroupElements = 64;
 
-// A large gradient is read at so many places at once. One sequential read waits for the page after
-// the one it is in; several keep the memory busy.
+// More than a second-level cache holds is read at so many places at once. One sequential read waits
+// for the page after the one it is in; several keep the memory busy.
 constexpr uint64_t kStreams = 6;
-constexpr uint64_t kStreamedBytes = 4u << 20;
+constexpr uint64_t kStreamedBytes = 1u << 19;
 
 // Whether a bit is set, signs included.
 template <typename T>

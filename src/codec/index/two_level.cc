@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cstring>
 
 #include "base/bits.h"
+#include "base/chunks.h"
 #include "codec/index/kernels.h"
 
 namespace addend::index {
@@ -16,6 +18,9 @@ namespace {
 // enough to make a kernel's call cheap, and no memory depends on how the gradient falls into runs.
 constexpr uint64_t kPieceElements = 4096;
 using PieceBits = std::array<uint64_t, kPieceElements / 64>;
+
+// Longer than other chunks: the scan reads at several places of one at once.
+constexpr uint64_t kScanElements = 4 * kChunkElements;
 
 const uint8_t* at(const void* elements, uint64_t offset, uint32_t width) {
   return static_cast<const uint8_t*>(elements) + offset * width;
@@ -50,9 +55,9 @@ struct TwoLevelIndex::Piece {
 // A partial bit without its live bit cannot come from an honest peer and is ignored. Runs end at
 // word boundaries of the block bitmaps.
 template <typename Visit>
-void TwoLevelIndex::for_each_run(Visit&& visit) const {
-  uint64_t bit = 0;
-  for (uint64_t w = 0; w < words_for(blocks_); ++w) {
+void TwoLevelIndex::for_each_run(const Chunk& chunk, Visit&& visit) const {
+  uint64_t bit = chunk.bit;
+  for (uint64_t w = chunk.first; w < chunk.end; ++w) {
     const uint64_t valid = low_mask(std::min<uint64_t>(64, blocks_ - w * 64));
     const uint64_t live = live_.as<uint64_t>()[w] & valid;
     const uint64_t partial = partial_.as<uint64_t>()[w];
@@ -76,18 +81,40 @@ void TwoLevelIndex::for_each_piece_of(const Run& run, Visit&& visit) const {
     visit(Piece{run.begin + i, std::min(kPieceElements, run.length - i), run.bit + i});
 }
 
+template <typename Body>
+void TwoLevelIndex::for_each(const Body& body) {
+  for_each_chunk(chunks_.size(), [&](uint64_t c, uint32_t) { body(chunks_[c]); });
+}
+
+uint64_t TwoLevelIndex::end_of(const Chunk& chunk) const {
+  return std::min(chunk.end * 64 * block_, count_);
+}
+
 Status TwoLevelIndex::set_blocks(uint32_t width, const void* gradient, uint64_t count,
                                  uint64_t block) {
   width_ = width;
   count_ = count;
   block_ = block;
   blocks_ = ceil_div(count, block);
-  const uint64_t bytes = words_for(blocks_) * 8;
+  const uint64_t words = words_for(blocks_);
   for (Buffer* buffer : {&live_, &partial_, &local_live_})
-    ADDEND_TRY(buffer->reserve(bytes));
-  local_ =
-      scan_blocks(width, gradient, count, block, live_.as<uint64_t>(), partial_.as<uint64_t>());
-  std::memcpy(local_live_.as<void>(), live_.as<void>(), bytes);
+    ADDEND_TRY(buffer->reserve(words * 8));
+  const uint64_t length = std::max<uint64_t>(1, kScanElements / (64 * block));
+  chunks_.clear();
+  for (uint64_t first = 0; first < words; first += length)
+    chunks_.push_back({first, std::min(first + length, words)});
+  for_each([&](Chunk& chunk) {
+    const uint64_t begin = begin_of(chunk);
+    chunk.found =
+        scan_blocks(width, at(gradient, begin, width), end_of(chunk) - begin, block,
+                    live_.as<uint64_t>() + chunk.first, partial_.as<uint64_t>() + chunk.first);
+  });
+  local_ = {};
+  for (const Chunk& chunk : chunks_) {
+    local_.nonzeros += chunk.found.nonzeros;
+    local_.negative_zeros = local_.negative_zeros || chunk.found.negative_zeros;
+  }
+  std::memcpy(local_live_.as<void>(), live_.as<void>(), words * 8);
   return {};
 }
 
@@ -103,37 +130,67 @@ Plane TwoLevelIndex::element_plane() {
 
 Status TwoLevelIndex::set_elements(const void* gradient) {
   element_bits_ = live_blocks_ = 0;
-  for_each_run([&](const Run& run) {
-    live_blocks_ += ceil_div(run.length, block_);
-    element_bits_ += run.is_partial ? run.length : 0;
-  });
+  for (Chunk& chunk : chunks_) {
+    chunk.bit = element_bits_;
+    for_each_run(chunk, [&](const Run& run) {
+      live_blocks_ += ceil_div(run.length, block_);
+      element_bits_ += run.is_partial ? run.length : 0;
+    });
+    chunk.bits = element_bits_ - chunk.bit;
+  }
   if (element_bits_ == 0) return {};
   const uint64_t bytes = words_for(element_bits_) * 8;
   ADDEND_TRY(elements_.reserve(bytes));
   ADDEND_TRY(local_elements_.reserve(bytes));
-  auto* elements = elements_.as<uint64_t>();
-  std::memset(elements, 0, bytes);
-  for_each_run([&](const Run& run) {
-    if (!run.is_partial) return;
-    for_each_piece_of(run, [&](const Piece& piece) {
-      PieceBits words;
-      scan(width_, at(gradient, piece.begin, width_), piece.length, words.data(), nullptr, 0);
-      for (uint64_t i = 0; i < piece.length; i += 64)
-        or_bits(elements, piece.bit + i, std::min<uint64_t>(64, piece.length - i), words[i / 64]);
+  std::memset(elements_.as<void>(), 0, bytes);
+  for_each([&](const Chunk& chunk) {
+    for_each_run(chunk, [&](const Run& run) {
+      if (!run.is_partial) return;
+      for_each_piece_of(run, [&](const Piece& piece) {
+        PieceBits words;
+        scan(width_, at(gradient, piece.begin, width_), piece.length, words.data(), nullptr, 0);
+        write_elements(chunk, piece, words.data());
+      });
     });
   });
-  std::memcpy(local_elements_.as<void>(), elements, bytes);
+  std::memcpy(local_elements_.as<void>(), elements_.as<void>(), bytes);
   return {};
 }
 
-uint64_t TwoLevelIndex::count_union() {
-  uint64_t total = 0;
-  for_each_run([&](const Run& run) { total += run.is_partial ? 0 : run.length; });
-  if (element_bits_ == 0) return total;
+// Bits of two chunks may share a word: the first and the last of a chunk are written atomically.
+void TwoLevelIndex::write_elements(const Chunk& chunk, const Piece& piece, const uint64_t* words) {
   auto* elements = elements_.as<uint64_t>();
-  const uint64_t words = words_for(element_bits_);
-  if (element_bits_ % 64 != 0) elements[words - 1] &= low_mask(element_bits_ % 64);
-  return total + popcount({elements, words});
+  const uint64_t first = chunk.bit / 64, last = (chunk.bit + chunk.bits - 1) / 64;
+  for (uint64_t i = 0; i < piece.length; i += 64) {
+    const uint64_t bit = piece.bit + i, bits = std::min<uint64_t>(64, piece.length - i);
+    const uint64_t w = bit / 64;
+    if (w != first && w + 1 < last) {
+      or_bits(elements, bit, bits, words[i / 64]);
+      continue;
+    }
+    uint64_t pair[2] = {};
+    or_bits(pair, bit % 64, bits, words[i / 64]);
+    for (uint64_t k = 0; k < 2; ++k) {
+      if (pair[k] != 0)
+        std::atomic_ref(elements[w + k]).fetch_or(pair[k], std::memory_order_relaxed);
+    }
+  }
+}
+
+uint64_t TwoLevelIndex::count_union() {
+  auto* elements = elements_.as<uint64_t>();
+  if (element_bits_ % 64 != 0)
+    elements[words_for(element_bits_) - 1] &= low_mask(element_bits_ % 64);
+  for_each([&](Chunk& chunk) {
+    chunk.size = popcount_range(elements, chunk.bit, chunk.bit + chunk.bits);
+    for_each_run(chunk, [&](const Run& run) { chunk.size += run.is_partial ? 0 : run.length; });
+  });
+  uint64_t total = 0;
+  for (Chunk& chunk : chunks_) {
+    chunk.rank = total;
+    total += chunk.size;
+  }
+  return total;
 }
 
 bool TwoLevelIndex::holds_local() const {
@@ -148,20 +205,30 @@ void TwoLevelIndex::read_elements(const Piece& piece, uint64_t* words) const {
   }
 }
 
-void TwoLevelIndex::write_union(uint64_t* bitmap) const {
+void TwoLevelIndex::write_union(uint64_t* bitmap) {
   const auto* elements = elements_.as<uint64_t>();
-  std::memset(bitmap, 0, words_for(count_) * 8);
-  for_each_run([&](const Run& run) {
-    for_each_piece(run.begin, run.begin + run.length, [&](uint64_t i, uint64_t bits) {
-      const uint64_t source = run.bit + (i - run.begin);
-      or_bits(bitmap, i, bits, run.is_partial ? read_bits(elements, source, bits) : low_mask(bits));
+  for_each([&](const Chunk& chunk) {
+    const uint64_t begin = begin_of(chunk);
+    std::fill(bitmap + begin / 64, bitmap + words_for(end_of(chunk)), 0);
+    for_each_run(chunk, [&](const Run& run) {
+      for_each_piece(run.begin, run.begin + run.length, [&](uint64_t i, uint64_t bits) {
+        const uint64_t source = run.bit + (i - run.begin);
+        or_bits(bitmap, i, bits,
+                run.is_partial ? read_bits(elements, source, bits) : low_mask(bits));
+      });
     });
   });
 }
 
 void TwoLevelIndex::pack_values(const void* gradient, void* values) const {
-  uint64_t rank = 0;
-  for_each_run([&](const Run& run) {
+  for_each_chunk(chunks_.size(),
+                 [&](uint64_t c, uint32_t) { pack_chunk(chunks_[c], gradient, values); });
+}
+
+void TwoLevelIndex::pack_chunk(const Chunk& chunk, const void* gradient, void* values) const {
+  uint64_t rank = chunk.rank;
+  const uint64_t end = chunk.rank + chunk.size;
+  for_each_run(chunk, [&](const Run& run) {
     if (!run.is_partial) {
       std::memcpy(at(values, rank, width_), at(gradient, run.begin, width_), run.length * width_);
       rank += run.length;
@@ -171,18 +238,25 @@ void TwoLevelIndex::pack_values(const void* gradient, void* values) const {
       PieceBits words;
       read_elements(piece, words.data());
       rank += pack(width_, at(gradient, piece.begin, width_), piece.length, words.data(),
-                   at(values, rank, width_));
+                   at(values, rank, width_), end - rank);
     });
   });
 }
 
 void TwoLevelIndex::unpack_values(const void* values, Outside outside, void* gradient) const {
-  uint64_t rank = 0, written = 0;
+  for_each_chunk(chunks_.size(), [&](uint64_t c, uint32_t) {
+    unpack_chunk(chunks_[c], values, outside, gradient);
+  });
+}
+
+void TwoLevelIndex::unpack_chunk(const Chunk& chunk, const void* values, Outside outside,
+                                 void* gradient) const {
+  uint64_t rank = chunk.rank, written = begin_of(chunk);
   const auto clear_up_to = [&](uint64_t end) {
     if (outside == Outside::kAnything)
       std::memset(at(gradient, written, width_), 0, (end - written) * width_);
   };
-  for_each_run([&](const Run& run) {
+  for_each_run(chunk, [&](const Run& run) {
     clear_up_to(run.begin);
     written = run.begin + run.length;
     if (!run.is_partial) {
@@ -198,11 +272,11 @@ void TwoLevelIndex::unpack_values(const void* values, Outside outside, void* gra
       rank += popcount({words.data(), words_for(piece.length)});
     });
   });
-  clear_up_to(count_);
+  clear_up_to(end_of(chunk));
 }
 
 uint64_t TwoLevelIndex::memory_bytes() const {
-  uint64_t total = 0;
+  uint64_t total = chunks_.capacity() * sizeof(Chunk);
   for (const Buffer* buffer : {&live_, &partial_, &elements_, &local_live_, &local_elements_})
     total += buffer->capacity();
   return total;

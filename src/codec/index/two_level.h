@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "addend/plane.h"
 #include "addend/result.h"
@@ -49,7 +50,7 @@ class TwoLevelIndex {
   bool holds_local() const;
 
   /// Writes the union bitmap (words_for(count) words).
-  void write_union(uint64_t* bitmap) const;
+  void write_union(uint64_t* bitmap);
 
   /// Gathers the elements of the union in order. REQUIRES: Buffer::kSlack bytes of room past them.
   void pack_values(const void* gradient, void* values) const;
@@ -60,13 +61,29 @@ class TwoLevelIndex {
   uint64_t memory_bytes() const;
 
  private:
+  // Words of the block bitmaps that one thread works on at a time.
+  struct Chunk {
+    uint64_t first = 0, end = 0;  // words
+    uint64_t bit = 0;             // of its first element in the element plane
+    uint64_t bits = 0;            // that it has there
+    uint64_t rank = 0;            // of its first value
+    uint64_t size = 0;            // elements of the union
+    BlockScan found{};
+  };
   struct Run;
   struct Piece;
+  template <typename Body>
+  void for_each(const Body& body);
   template <typename Visit>
-  void for_each_run(Visit&& visit) const;
+  void for_each_run(const Chunk& chunk, Visit&& visit) const;
   template <typename Visit>
   void for_each_piece_of(const Run& run, Visit&& visit) const;
   void read_elements(const Piece& piece, uint64_t* words) const;
+  void write_elements(const Chunk& chunk, const Piece& piece, const uint64_t* words);
+  uint64_t begin_of(const Chunk& chunk) const { return chunk.first * 64 * block_; }
+  uint64_t end_of(const Chunk& chunk) const;
+  void pack_chunk(const Chunk& chunk, const void* gradient, void* values) const;
+  void unpack_chunk(const Chunk& chunk, const void* values, Outside outside, void* gradient) const;
 
   uint32_t width_ = 4;
   uint64_t count_ = 0;
@@ -80,6 +97,7 @@ class TwoLevelIndex {
   Buffer elements_;  // bitmap over the elements of partial blocks, in order, without gaps
   Buffer local_live_;
   Buffer local_elements_;
+  std::vector<Chunk> chunks_;
 };
 
 }  // namespace addend::index

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstring>
 
+#include "base/chunks.h"
 #include "codec/index/kernels.h"
 
 namespace addend::index {
@@ -40,25 +41,69 @@ void drop_zeros_of(const T* values, uint64_t words, uint64_t* bitmap) {
   }
 }
 
+// +0.0 for the selected positions that are not this worker's own.
+void clear_others(const uint64_t* own, uint64_t words, const uint64_t* selection, uint32_t width,
+                  uint8_t* values) {
+  for (uint64_t w = 0; w < words; ++w) {
+    for_each_bit(selection[w], 0, [&](uint64_t bit) {
+      if ((own[w] >> bit & 1) == 0) std::memset(values, 0, width);
+      values += width;
+    });
+  }
+}
+
+const uint8_t* at(const void* elements, uint64_t offset, uint32_t width) {
+  return static_cast<const uint8_t*>(elements) + offset * width;
+}
+uint8_t* at(void* elements, uint64_t offset, uint32_t width) {
+  return static_cast<uint8_t*>(elements) + offset * width;
+}
+
 }  // namespace
+
+// Calls body(chunk, its first position, its positions), by all threads there are.
+template <typename Body>
+void UnionIndex::for_each(const Body& body) const {
+  for_each_chunk(chunks_.size(), [&](uint64_t c, uint32_t) {
+    const uint64_t begin = c * kChunkElements;
+    body(c, begin, std::min(kChunkElements, count_ - begin));
+  });
+}
+
+// Elements that a chunk may keep, and where.
+uint64_t UnionIndex::kept_room() const {
+  return std::min(kChunkElements, count_) / kKeptShare + 64;
+}
+uint64_t UnionIndex::kept_at(uint64_t chunk) const {
+  return chunk * (kept_room() * width_ + Buffer::kSlack);
+}
 
 void UnionIndex::start(uint32_t width, const void* gradient, uint64_t count) {
   width_ = width;
   count_ = count;
   gradient_ = gradient;
-  scanned_ = two_levels_ = by_blocks_ = kept_all_ = negative_zeros_ = false;
+  scanned_ = two_levels_ = plain_zeros_ = by_blocks_ = negative_zeros_ = false;
   nonzeros_ = size_ = 0;
+  chunks_.assign(ceil_div(count, kChunkElements), Chunk{});
 }
 
 Status UnionIndex::scan() {
-  const uint64_t capacity = count_ / kKeptShare + 64;
   ADDEND_TRY(local_.reserve(words() * 8));
-  ADDEND_TRY(kept_.reserve(capacity * width_ + Buffer::kSlack));
-  const ScanResult found =
-      index::scan(width_, gradient_, count_, local_.as<uint64_t>(), kept_.as<void>(), capacity);
-  nonzeros_ = found.nonzeros;
-  kept_all_ = found.kept == found.nonzeros;
-  negative_zeros_ = found.negative_zeros;
+  ADDEND_TRY(kept_.reserve(kept_at(chunks_.size())));
+  for_each([&](uint64_t c, uint64_t begin, uint64_t length) {
+    const ScanResult found = index::scan(width_, at(gradient_, begin, width_), length,
+                                         local_.as<uint64_t>() + begin / 64,
+                                         kept_.as<uint8_t>() + kept_at(c), kept_room());
+    chunks_[c].nonzeros = found.nonzeros;
+    chunks_[c].kept = found.kept == found.nonzeros;
+    chunks_[c].negative_zeros = found.negative_zeros;
+  });
+  for (Chunk& chunk : chunks_) {
+    chunk.before = nonzeros_;
+    nonzeros_ += chunk.nonzeros;
+    negative_zeros_ = negative_zeros_ || chunk.negative_zeros;
+  }
+  plain_zeros_ = nonzeros_ <= count_ / kKeptShare;
   scanned_ = true;
   return {};
 }
@@ -73,7 +118,18 @@ Status UnionIndex::open_bitmap(Round& round) {
 // Bits past the end are dropped, as everyone does.
 void UnionIndex::close_bitmap() {
   if (count_ % 64 != 0) bitmap()[words() - 1] &= low_mask(count_ % 64);
-  size_ = popcount({bitmap(), words()});
+  count_chunks();
+}
+
+void UnionIndex::count_chunks() {
+  for_each([&](uint64_t c, uint64_t begin, uint64_t length) {
+    chunks_[c].size = popcount({bitmap() + begin / 64, words_for(length)});
+  });
+  size_ = 0;
+  for (Chunk& chunk : chunks_) {
+    chunk.rank = size_;
+    size_ += chunk.size;
+  }
 }
 
 Status UnionIndex::open_blocks(uint64_t block, Round& round) {
@@ -110,15 +166,9 @@ Status UnionIndex::close_elements() {
   return {};
 }
 
-// Places where the filter is wrong must have zeros, so values are gathered by this worker's bits
-// and not from the gradient, which may have a -0.0 there: all of them are kept.
 Status UnionIndex::open_filter(const BloomShape& shape, Round& round) {
   shape_ = shape;
-  if (!kept_all_) {
-    ADDEND_TRY(kept_.reserve(nonzeros_ * width_ + Buffer::kSlack));
-    pack(width_, gradient_, count_, local(), kept_.as<void>());
-    kept_all_ = true;
-  }
+  plain_zeros_ = true;  // where the filter is wrong there is nothing to send
   ADDEND_TRY(reserve_bitmap());
   ADDEND_TRY(filter_.reserve(shape.words * 8));
   bloom_insert(shape, local(), words(), filter_.as<uint64_t>());
@@ -156,7 +206,7 @@ void UnionIndex::close_found() {
     bitmap()[w] = spread_bits(read_bits(found_.as<uint64_t>(), at, held), bitmap()[w]);
     at += held;
   }
-  size_ = popcount({bitmap(), words()});
+  count_chunks();
 }
 
 void UnionIndex::drop_zeros(const void* values) {
@@ -165,7 +215,7 @@ void UnionIndex::drop_zeros(const void* values) {
   } else {
     drop_zeros_of(static_cast<const uint16_t*>(values), words(), bitmap());
   }
-  size_ = popcount({bitmap(), words()});
+  count_chunks();
 }
 
 bool UnionIndex::holds_local() const {
@@ -179,34 +229,80 @@ bool UnionIndex::holds_local() const {
 // Its zeros do not stand, and kept values go with all of its own positions.
 void UnionIndex::leave_out() {
   negative_zeros_ = true;
-  kept_all_ = false;
+  plain_zeros_ = false;
+  for (Chunk& chunk : chunks_)
+    chunk.kept = false;
 }
 
-void UnionIndex::write_bitmap() { two_level_.write_union(bitmap()); }
+void UnionIndex::write_bitmap() {
+  two_level_.write_union(bitmap());
+  count_chunks();
+}
+
+void UnionIndex::gather_local(void* values) const {
+  for_each([&](uint64_t c, uint64_t begin, uint64_t length) {
+    const Chunk& chunk = chunks_[c];
+    uint8_t* to = at(values, chunk.before, width_);
+    if (chunk.kept) {
+      std::memcpy(to, kept_.as<uint8_t>() + kept_at(c), chunk.nonzeros * width_);
+    } else {
+      pack(width_, at(gradient_, begin, width_), length, local() + begin / 64, to, chunk.nonzeros);
+    }
+  });
+}
 
 void UnionIndex::gather(void* values) const {
-  if (by_blocks_) {
-    two_level_.pack_values(gradient_, values);
-  } else if (kept_all_) {
-    place(width_, kept_.as<void>(), local(), words(), bitmap_.as<uint64_t>(), values);
-  } else {
-    pack(width_, gradient_, count_, bitmap_.as<uint64_t>(), values);
-  }
+  if (by_blocks_) return two_level_.pack_values(gradient_, values);
+  for_each([&](uint64_t c, uint64_t begin, uint64_t length) {
+    const Chunk& chunk = chunks_[c];
+    const uint64_t* selection = bitmap_.as<uint64_t>() + begin / 64;
+    uint8_t* to = at(values, chunk.rank, width_);
+    if (chunk.kept && (plain_zeros_ || !chunk.negative_zeros)) {
+      place(width_, kept_.as<uint8_t>() + kept_at(c), local() + begin / 64, words_for(length),
+            selection, to, chunk.size);
+    } else {
+      pack(width_, at(gradient_, begin, width_), length, selection, to, chunk.size);
+      if (plain_zeros_ && chunk.negative_zeros)
+        clear_others(local() + begin / 64, words_for(length), selection, width_, to);
+    }
+  });
 }
 
 // The gradient of the step is zero outside the union already, and is not written there again; but
 // a -0.0 would stay where other workers write +0.0.
 void UnionIndex::scatter(const void* values, void* gradient) const {
   const bool zeros_stand = gradient == gradient_ && !negative_zeros_;
-  if (size_ == 0) {
-    if (!zeros_stand) std::memset(gradient, 0, count_ * width_);
-  } else if (by_blocks_) {
-    two_level_.unpack_values(values, zeros_stand ? Outside::kZeros : Outside::kAnything, gradient);
-  } else if (zeros_stand) {
-    unpack_into_zeros(width_, values, bitmap_.as<uint64_t>(), count_, gradient);
-  } else {
-    unpack(width_, values, bitmap_.as<uint64_t>(), count_, gradient);
+  if (size_ > 0 && by_blocks_) {
+    const Outside outside = zeros_stand ? Outside::kZeros : Outside::kAnything;
+    return two_level_.unpack_values(values, outside, gradient);
   }
+  if (size_ == 0) {
+    if (zeros_stand) return;
+    return for_each([&](uint64_t, uint64_t begin, uint64_t length) {
+      std::memset(at(gradient, begin, width_), 0, length * width_);
+    });
+  }
+  const auto write = zeros_stand ? unpack_into_zeros : unpack;
+  const bool stream = count_ * width_ >= kStreamBytes;
+  for_each([&](uint64_t c, uint64_t begin, uint64_t length) {
+    write(width_, at(values, chunks_[c].rank, width_), bitmap_.as<uint64_t>() + begin / 64, length,
+          at(gradient, begin, width_), stream);
+  });
+}
+
+void UnionIndex::gather_floats(const float* array, float* values) const {
+  for_each([&](uint64_t c, uint64_t begin, uint64_t length) {
+    pack(4, array + begin, length, bitmap_.as<uint64_t>() + begin / 64, values + chunks_[c].rank,
+         chunks_[c].size);
+  });
+}
+
+void UnionIndex::put_floats(const float* values, float* array) const {
+  for_each([&](uint64_t c, uint64_t begin, uint64_t length) {
+    const float* from = values + chunks_[c].rank;
+    for (uint64_t w = begin / 64; w < (begin + length + 63) / 64; ++w)
+      for_each_bit(bitmap_.as<uint64_t>()[w], w * 64, [&](uint64_t i) { array[i] = *from++; });
+  });
 }
 
 void UnionIndex::clear(void* gradient) const {
@@ -228,7 +324,7 @@ Error lost_index_bits() {
 }
 
 uint64_t UnionIndex::memory_bytes() const {
-  uint64_t total = two_level_.memory_bytes();
+  uint64_t total = two_level_.memory_bytes() + chunks_.capacity() * sizeof(Chunk);
   for (const Buffer* buffer : {&local_, &kept_, &bitmap_, &filter_, &found_})
     total += buffer->capacity();
   return total;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "addend/plane.h"
 #include "addend/result.h"
@@ -16,14 +17,15 @@
 
 namespace addend::index {
 
-/// Non-zeros are kept during the scan while they are at most a quarter of the gradient; beyond,
-/// they are read from it again.
+/// Non-zeros are kept during the scan while they are at most a quarter of a chunk; beyond, they are
+/// read from the gradient again. Where they are more than a quarter of the gradient, its -0.0s
+/// travel; otherwise they travel as +0.0.
 inline constexpr uint64_t kKeptShare = 4;
 
 /// The index of one gradient after the other. Calls of a step come in this order:
 ///
 ///   start
-///   scan          optional before two levels: a bitmap of the gradient, and its values while few
+///   scan          optional before two levels: a bitmap of the gradient, and its values where few
 ///   open_bitmap   then, once that is folded, close_bitmap
 ///   open_blocks   then close_blocks, and close_elements if that opened a round
 ///   open_filter   then close_filter, and perhaps open_found and close_found
@@ -37,8 +39,8 @@ class UnionIndex {
   /// Of this worker, once scanned.
   uint64_t nonzeros() const { return nonzeros_; }
   const uint64_t* local() const { return local_.as<uint64_t>(); }
-  /// Its values in order, if the scan kept all of them: while they are few.
-  const void* kept() const { return kept_all_ ? kept_.as<void>() : nullptr; }
+  /// Their values in order. REQUIRES: as gather.
+  void gather_local(void* values) const;
 
   /// The bitmap as a plane of the round.
   Status open_bitmap(Round& round);
@@ -76,6 +78,7 @@ class UnionIndex {
   bool by_blocks() const { return by_blocks_; }
   /// Room for the bitmap, so that write_bitmap cannot fail later.
   Status reserve_bitmap() { return bitmap_.reserve(words() * 8); }
+  /// REQUIRES: reserve_bitmap.
   void write_bitmap();
   uint64_t* bitmap() { return bitmap_.as<uint64_t>(); }
   uint64_t words() const { return words_for(count_); }
@@ -86,6 +89,10 @@ class UnionIndex {
   /// Writes elements of the union where they belong, and zeros elsewhere; not where the gradient of
   /// the step has them already. REQUIRES: Buffer::kSlack readable bytes past the values.
   void scatter(const void* values, void* gradient) const;
+  /// The same of another array over the positions, by the bitmap: gathers its elements of the
+  /// union, and writes those back, and nothing elsewhere.
+  void gather_floats(const float* array, float* values) const;
+  void put_floats(const float* values, float* array) const;
 
   /// Writes zeros everywhere, or where the gradient of the step has none. REQUIRES: scanned.
   void clear(void* gradient) const;
@@ -93,22 +100,38 @@ class UnionIndex {
   uint64_t memory_bytes() const;
 
  private:
+  // A stretch of kChunkElements positions, which one thread works on at a time.
+  struct Chunk {
+    uint64_t nonzeros = 0;  // of this worker
+    uint64_t before = 0;    // of this worker, in earlier chunks
+    uint64_t size = 0;      // of the union
+    uint64_t rank = 0;      // of the union, in earlier chunks
+    bool kept = false;      // this worker's non-zeros are in kept_
+    bool negative_zeros = false;
+  };
+  template <typename Body>
+  void for_each(const Body& body) const;
+  uint64_t kept_room() const;
+  uint64_t kept_at(uint64_t chunk) const;
+  void count_chunks();
+
   uint32_t width_ = 4;
   uint64_t count_ = 0;
   const void* gradient_ = nullptr;
   bool scanned_ = false;
   bool two_levels_ = false;
+  bool plain_zeros_ = false;  // -0.0s travel as +0.0
   bool by_blocks_ = false;
-  bool kept_all_ = false;
   bool negative_zeros_ = false;  // or others, where the union is not
   uint64_t nonzeros_ = 0;
   uint64_t size_ = 0;
   Buffer local_;   // bitmap of this worker
-  Buffer kept_;    // its non-zeros, while they are few
+  Buffer kept_;    // its non-zeros, in chunks where they are few
   Buffer bitmap_;  // plane: bitmap, then the union
   Buffer filter_;  // plane: Bloom filter
   Buffer found_;   // plane: bits of what it holds
   BloomShape shape_;
+  std::vector<Chunk> chunks_;
   TwoLevelIndex two_level_;
 };
 

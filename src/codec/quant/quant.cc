@@ -39,13 +39,21 @@ Status QuantCodec::set_up() {
 Status QuantCodec::cut_blocks(const Layout& elements) {
   blocks_.cut(elements, options_.block);
   if (blocks_.size() == 0) return {};
-  const uint64_t largest = blocks_.largest();
   ADDEND_TRY(norms_.reserve(blocks_.size() * 4));
-  ADDEND_TRY(signs_.reserve(largest / 8));
-  ADDEND_TRY(rotated_.reserve(largest * 4));
-  ADDEND_TRY(scratch_.reserve(largest * 4));
-  ADDEND_TRY(levels_.reserve(largest));
   parts_.resize(blocks_.size());
+  return reserve_scratch();
+}
+
+// Grows with the threads and the blocks, and then stays.
+Status QuantCodec::reserve_scratch() {
+  const uint64_t largest = blocks_.largest();
+  if (scratch_.size() < loop_threads()) scratch_.resize(loop_threads());
+  for (Scratch& one : scratch_) {
+    ADDEND_TRY(one.signs.reserve(largest / 8));
+    ADDEND_TRY(one.rotated.reserve(largest * 4));
+    ADDEND_TRY(one.lost.reserve(largest * 4));
+    ADDEND_TRY(one.levels.reserve(largest));
+  }
   return {};
 }
 
@@ -64,9 +72,12 @@ uint64_t QuantCodec::memory_bytes() const {
                    index_.memory_bytes() + parts_.capacity() * sizeof(Part);
   for (const LanePlane& plane : planes_)
     total += plane.data.capacity() + plane.sums.capacity();
-  for (const Buffer* buffer :
-       {&norms_, &signs_, &rotated_, &scratch_, &levels_, &elements_, &values_, &owed_})
+  for (const Buffer* buffer : {&norms_, &elements_, &values_, &owed_})
     total += buffer->capacity();
+  for (const Scratch& one : scratch_) {
+    for (const Buffer* buffer : {&one.signs, &one.rotated, &one.lost, &one.levels})
+      total += buffer->capacity();
+  }
   return total;
 }
 
@@ -80,6 +91,7 @@ Status QuantCodec::do_begin(const void* gradient) {
 }
 
 Result<bool> QuantCodec::do_round(Round& round) {
+  ADDEND_TRY(reserve_scratch());
   switch (waiting_) {
     case Waiting::kNothing:
       if (layout().count == 0) return false;
@@ -123,19 +135,19 @@ double QuantCodec::slow_norm(const float* x, uint64_t n) const {
 
 // What this worker says about a block in round 0. Rotation keeps the norm, so without a residual
 // the elements themselves will do.
-uint32_t QuantCodec::norm_lane(uint64_t b) {
+uint32_t QuantCodec::norm_lane(Scratch& mine, uint64_t b) const {
   const Block& block = blocks_[b];
-  const float* x = rotated_.as<float>();
+  const float* x = mine.rotated.as<float>();
   uint64_t n = block.size;
   double unrotated = 1;
   if (keeps_rotated()) {
-    load_rotated(b, 1);
+    load_rotated(mine, b, 1);
     unrotated = rotates() ? 1 / std::sqrt(static_cast<double>(block.size)) : 1;
   } else if (source_type() == DType::kF32) {
     x = static_cast<const float*>(source_) + block.begin;
     n = block.elements;
   } else {
-    auto* widened = rotated_.as<float>();
+    auto* widened = mine.rotated.as<float>();
     n = block.elements;
     for (uint64_t i = 0; i < n; ++i)
       widened[i] = load_float(source_type(), source_, block.begin + i);
@@ -145,7 +157,7 @@ uint32_t QuantCodec::norm_lane(uint64_t b) {
   if (!(energy > kLeastEnergy && energy < kMostEnergy)) norm = slow_norm(x, n);
   if (keeps_rotated() && !std::isfinite(norm)) {
     // The rotation itself may have overflowed: once more, out of harm's way.
-    load_rotated(b, kFarDown);
+    load_rotated(mine, b, kFarDown);
     norm = slow_norm(x, n) / static_cast<double>(kFarDown);
   }
   norm *= unrotated;
@@ -156,8 +168,7 @@ uint32_t QuantCodec::norm_lane(uint64_t b) {
 
 void QuantCodec::open_norms(Round& round) {
   auto* lanes = norms_.as<uint32_t>();
-  for (uint64_t b = 0; b < blocks_.size(); ++b)
-    lanes[b] = norm_lane(b);
+  for_each_block([&](uint64_t b, Scratch& mine) { lanes[b] = norm_lane(mine, b); });
   round.add({Op::kMaxU32, blocks_.size(), lanes, nullptr, nullptr});
   waiting_ = Waiting::kNorms;
 }

@@ -12,12 +12,15 @@
 // differs and why.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <vector>
 
 #include "addend/codec.h"
+#include "base/bits.h"
 #include "base/buffer.h"
+#include "base/chunks.h"
 #include "codec/exact/choose.h"
 #include "codec/index/union_index.h"
 #include "codec/quant/plan.h"
@@ -38,7 +41,16 @@ class QuantCodec final : public QuantPlan {
     float norm = 0;       // shared; 0: silent
     bool broken = false;  // some worker has a NaN or Inf in it
     uint8_t coding = 0;
-    uint64_t lane = 0;  // first lane in the plane of its coding's lane type
+    bool sampled = false;
+    uint64_t lane = 0;             // first lane in the plane of its coding's lane type
+    double energy = 0, error = 0;  // of its sample, if it has one
+  };
+  // What one thread needs to work on a block.
+  struct Scratch {
+    Buffer signs;    // bitmap of one block
+    Buffer rotated;  // float, one block
+    Buffer lost;     // float, one block
+    Buffer levels;   // u8, one block
   };
   // Lanes of one type, in block order.
   struct LanePlane {
@@ -61,14 +73,17 @@ class QuantCodec final : public QuantPlan {
   Status open_index(Round& round);
   Result<bool> close_index(Round& round);
   Status take_union();
-  void keep_by_position(uint64_t b);
+  void keep_by_position(Scratch& mine, uint64_t b);
   void finish_index(void* gradient);
   void choose_form();
 
   Status cut_blocks(const Layout& elements);
-  const uint64_t* signs(const Block& block, uint64_t epoch);
-  void load_rotated(uint64_t b, float prescale);
-  uint32_t norm_lane(uint64_t b);
+  Status reserve_scratch();
+  template <typename Body>
+  void for_each_block(const Body& body);
+  const uint64_t* signs(Scratch& mine, const Block& block, uint64_t epoch) const;
+  void load_rotated(Scratch& mine, uint64_t b, float prescale) const;
+  uint32_t norm_lane(Scratch& mine, uint64_t b) const;
   double slow_norm(const float* x, uint64_t n) const;
 
   void open_norms(Round& round);
@@ -80,13 +95,16 @@ class QuantCodec final : public QuantPlan {
   void keep_norms();
   void choose_widths();
   Status encode(Round& round);
+  void choose_samples();
+  bool is_broken_here(uint64_t b) const;
   Quantiser quantiser(uint64_t b, const Part& part, float norm) const;
-  void encode_block(uint64_t b, uint8_t* out);
-  void fill_lanes(uint64_t b);
-  void requantise(const Part& part, const Quantiser& q, const float* x, uint64_t n);
-  void sample(uint64_t b);
-  void decode_block(uint64_t b, double contributors, void* target);
-  void keep_residual(uint64_t b);
+  void encode_block(Scratch& mine, uint64_t b, uint8_t* out) const;
+  void fill_lanes(Scratch& mine, uint64_t b);
+  void requantise(Scratch& mine, const Part& part, const Quantiser& q, const float* x,
+                  uint64_t n) const;
+  void sample(Scratch& mine, uint64_t b);
+  void decode_block(Scratch& mine, uint64_t b, double contributors, void* target) const;
+  void keep_residual(Scratch& mine, uint64_t b);
   void turn_residual();
 
   // The step.
@@ -109,11 +127,23 @@ class QuantCodec final : public QuantPlan {
   Buffer owed_;      // float: the residual of the union
 
   Thresholds thresholds_;
-  Buffer norms_;    // plane: u32 per block
-  Buffer signs_;    // bitmap of one block
-  Buffer rotated_;  // float, one block
-  Buffer scratch_;  // float, one block
-  Buffer levels_;   // u8, one block
+  Buffer norms_;                  // plane: u32 per block
+  std::vector<Scratch> scratch_;  // of each thread
 };
+
+// Blocks that a thread takes at once have about so many elements.
+inline constexpr uint64_t kLoopElements = uint64_t{1} << 15;
+
+/// Calls body(b, scratch) for every block, by all threads there are. REQUIRES: reserve_scratch.
+template <typename Body>
+void QuantCodec::for_each_block(const Body& body) {
+  const uint64_t blocks = blocks_.size();
+  const uint64_t at_once = std::max<uint64_t>(1, kLoopElements / std::max(1u, blocks_.largest()));
+  for_each_chunk(ceil_div(blocks, at_once), [&](uint64_t chunk, uint32_t thread) {
+    const uint64_t end = std::min(blocks, (chunk + 1) * at_once);
+    for (uint64_t b = chunk * at_once; b < end; ++b)
+      body(b, scratch_[thread]);
+  });
+}
 
 }  // namespace addend::quant

@@ -25,12 +25,12 @@ Status QuantCodec::open_ahead(Round& round) {
   ahead_ = true;
   waiting_ = Waiting::kLast;
   auto* lanes = norms_.as<uint32_t>();
-  for (uint64_t b = 0; b < blocks_.size(); ++b) {
-    lanes[b] = norm_lane(b);
+  for_each_block([&](uint64_t b, Scratch& mine) {
+    lanes[b] = norm_lane(mine, b);
     parts_[b] = Part{};
     parts_[b].norm = std::min(addend_f32_from_bits(residual_.norms()[b]) * kHeadRoom,
                               std::numeric_limits<float>::max());
-  }
+  });
   place_all_lanes();
   ADDEND_TRY(thresholds_.set(threshold_draw()));
   ADDEND_TRY(encode(round));

@@ -9,18 +9,18 @@
 #include "wire/element.h"
 
 namespace addend::quant {
-const uint64_t* QuantCodec::signs(const Block& block, uint64_t epoch) {
+const uint64_t* QuantCodec::signs(Scratch& mine, const Block& block, uint64_t epoch) const {
   const uint64_t seed = sign_stream(layout().seed, block.owner, epoch, block.number);
-  auto* words = signs_.as<uint64_t>();
+  auto* words = mine.signs.as<uint64_t>();
   for (uint64_t w = 0; w < block.size / 64; ++w)
     words[w] = addend_random(seed, w);
   return words;
 }
 
-// rotated_ = rotation of the block's elements times prescale, plus the residual.
-void QuantCodec::load_rotated(uint64_t b, float prescale) {
+// mine.rotated = rotation of the block's elements times prescale, plus the residual.
+void QuantCodec::load_rotated(Scratch& mine, uint64_t b, float prescale) const {
   const Block& block = blocks_[b];
-  auto* rotated = rotated_.as<float>();
+  auto* rotated = mine.rotated.as<float>();
   const float* source = rotated;
   const bool direct = source_type() == DType::kF32 && block.elements == block.size && prescale == 1;
   if (direct) {
@@ -32,16 +32,16 @@ void QuantCodec::load_rotated(uint64_t b, float prescale) {
     std::fill(rotated + block.elements, rotated + block.size, 0.0f);
   }
   if (rotates()) {
-    rotate(source, signs(block, step_ / sign_period()), block.size, rotated);
+    rotate(source, signs(mine, block, step_ / sign_period()), block.size, rotated);
   } else if (direct) {
     std::memcpy(rotated, source, uint64_t{block.size} * 4);
   }
   if (!keeps_rotated()) return;
-  auto* scratch = scratch_.as<float>();
-  std::fill_n(scratch, block.size, 0.0f);
-  residual_.add_to(b, block.place, block.size, scratch);
+  auto* owed = mine.lost.as<float>();
+  std::fill_n(owed, block.size, 0.0f);
+  residual_.add_to(b, block.place, block.size, owed);
   for (uint64_t i = 0; i < block.size; ++i)
-    rotated[i] += scratch[i] * prescale;
+    rotated[i] += owed[i] * prescale;
 }
 
 // `norm` is the shared norm in the units of the elements given to the quantiser.
@@ -61,22 +61,26 @@ Quantiser QuantCodec::quantiser(uint64_t b, const Part& part, float norm) const 
   return q;
 }
 
+// Ahead of its norm a block may turn out not to be finite.
+bool QuantCodec::is_broken_here(uint64_t b) const {
+  return ahead_ && norms_.as<uint32_t>()[b] >= kFirstBroken;
+}
+
 // Writes the levels of a block, one a byte, or its indices, two a byte.
-void QuantCodec::encode_block(uint64_t b, uint8_t* out) {
+void QuantCodec::encode_block(Scratch& mine, uint64_t b, uint8_t* out) const {
   const Block& at = blocks_[b];
   const Part& part = parts_[b];
   const float prescale = prescale_of(part.norm);
-  if (ahead_ && norms_.as<uint32_t>()[b] >= kFirstBroken) {
-    // Not finite here: nobody will read the block.
+  if (is_broken_here(b)) {  // nobody will read the block
     std::memset(out, 0, options_.carrier == Carrier::kIndices ? at.size / 2 : at.size);
     return;
   }
-  load_rotated(b, prescale);
+  load_rotated(mine, b, prescale);
   const Quantiser q = quantiser(b, part, part.norm * prescale);
   if (options_.carrier == Carrier::kIndices) {
-    quantise_indices(q, rotated_.as<float>(), at.size, out);
+    quantise_indices(q, mine.rotated.as<float>(), at.size, out);
   } else {
-    quantise_levels(q, rotated_.as<float>(), at.size, out);
+    quantise_levels(q, mine.rotated.as<float>(), at.size, out);
   }
 }
 
@@ -94,16 +98,21 @@ Status QuantCodec::encode(Round& round) {
     round.add({op, plane.lanes, plane.data.as<void>(), indices ? table : nullptr,
                indices ? plane.sums.as<void>() : nullptr});
   }
-  const uint64_t every = std::min(kSampleEvery, live_);
-  uint64_t live = 0;
   // Norms that do not know of this worker are no scale for its elements, and nobody will add them.
   for (LanePlane& plane : planes_) {
     if (excluded_ && plane.lanes > 0) std::memset(plane.data.as<void>(), 0, plane.data.capacity());
   }
-  for (uint64_t b = 0; b < blocks_.size() && !excluded_; ++b) {
-    if (parts_[b].norm == 0) continue;
-    fill_lanes(b);
-    if (live++ % every == step_ % every) sample(b);
+  if (!excluded_) {
+    choose_samples();
+    for_each_block([&](uint64_t b, Scratch& mine) {
+      if (parts_[b].norm == 0) return;
+      fill_lanes(mine, b);
+      if (parts_[b].sampled && !is_broken_here(b)) sample(mine, b);
+    });
+    for (const Part& part : parts_) {  // in their order, whoever was first
+      draft().sampled_energy += part.energy;
+      draft().sampled_error += part.error;
+    }
   }
   contributors_ = 1;
   round.add({Op::kSumI32, 1, &contributors_, nullptr, nullptr});
@@ -111,42 +120,51 @@ Status QuantCodec::encode(Round& round) {
   return {};
 }
 
-// scratch_ = what the levels of n rotated elements stand for.
-void QuantCodec::requantise(const Part& part, const Quantiser& q, const float* x, uint64_t n) {
-  const Affine values =
-      level_values(grid(codings_[part.coding]), part.norm * prescale_of(part.norm));
-  auto* levels = levels_.as<uint8_t>();
-  quantise_levels(q, x, n, levels);
-  dequantise(levels, n, values.factor, values.offset, scratch_.as<float>());
+void QuantCodec::choose_samples() {
+  const uint64_t every = std::min(kSampleEvery, live_);
+  uint64_t live = 0;
+  for (Part& part : parts_) {
+    if (part.norm != 0) part.sampled = live++ % every == step_ % every;
+  }
 }
 
-// Adds a block that was just encoded, or a stretch of a long one, to the report's sample. Rotated
+// mine.lost = what the levels of n rotated elements stand for.
+void QuantCodec::requantise(Scratch& mine, const Part& part, const Quantiser& q, const float* x,
+                            uint64_t n) const {
+  const Affine values =
+      level_values(grid(codings_[part.coding]), part.norm * prescale_of(part.norm));
+  auto* levels = mine.levels.as<uint8_t>();
+  quantise_levels(q, x, n, levels);
+  dequantise(levels, n, values.factor, values.offset, mine.lost.as<float>());
+}
+
+// What the report says of a block that was just encoded, or of a stretch of a long one. Rotated
 // coordinates, times the prescale, have size times the energy.
-void QuantCodec::sample(uint64_t b) {
+void QuantCodec::sample(Scratch& mine, uint64_t b) {
   const Block& at = blocks_[b];
-  const Part& part = parts_[b];
+  Part& part = parts_[b];
   const float prescale = prescale_of(part.norm);
   const uint64_t n = std::min<uint64_t>(at.size, kSampleLength);
-  const float* x = rotated_.as<float>() + step_ * n % at.size;
-  requantise(part, quantiser(b, part, part.norm * prescale), x, n);
-  auto* lost = scratch_.as<float>();
+  const float* x = mine.rotated.as<float>() + step_ * n % at.size;
+  requantise(mine, part, quantiser(b, part, part.norm * prescale), x, n);
+  auto* lost = mine.lost.as<float>();
   for (uint64_t i = 0; i < n; ++i)
     lost[i] = x[i] - lost[i];
   const double unit = std::pow(static_cast<double>(prescale), 2) * (rotates() ? at.size : 1);
-  draft().sampled_energy += static_cast<double>(energy(x, n)) / unit;
-  draft().sampled_error += static_cast<double>(energy(lost, n)) / unit;
+  part.energy = static_cast<double>(energy(x, n)) / unit;
+  part.error = static_cast<double>(energy(lost, n)) / unit;
 }
 
 // Bytes and nibbles go straight to the plane; wider lanes are filled from bytes.
-void QuantCodec::fill_lanes(uint64_t b) {
+void QuantCodec::fill_lanes(Scratch& mine, uint64_t b) {
   const Part& part = parts_[b];
   const Lane lane = codings_[part.coding].lane;
   Buffer& data = planes_[static_cast<std::size_t>(lane)].data;
   if (options_.carrier == Carrier::kIndices)
-    return encode_block(b, data.as<uint8_t>() + part.lane / 2);
-  if (lane == Lane::kU8) return encode_block(b, data.as<uint8_t>() + part.lane);
-  auto* levels = levels_.as<uint8_t>();
-  encode_block(b, levels);
+    return encode_block(mine, b, data.as<uint8_t>() + part.lane / 2);
+  if (lane == Lane::kU8) return encode_block(mine, b, data.as<uint8_t>() + part.lane);
+  auto* levels = mine.levels.as<uint8_t>();
+  encode_block(mine, b, levels);
   if (lane == Lane::kU16) {
     std::copy_n(levels, blocks_[b].size, data.as<uint16_t>() + part.lane);
   } else {

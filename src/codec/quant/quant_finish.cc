@@ -11,11 +11,11 @@
 
 namespace addend::quant {
 
-void QuantCodec::decode_block(uint64_t b, double contributors, void* target) {
+void QuantCodec::decode_block(Scratch& mine, uint64_t b, double contributors, void* target) const {
   const Block& at = blocks_[b];
   const Part& part = parts_[b];
-  auto* x = rotated_.as<float>();
-  auto* out = scratch_.as<float>();
+  auto* x = mine.rotated.as<float>();
+  auto* out = mine.lost.as<float>();
   if (part.norm == 0) {
     const float fill = part.broken ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
     for (uint64_t i = 0; i < at.elements; ++i)
@@ -38,7 +38,7 @@ void QuantCodec::decode_block(uint64_t b, double contributors, void* target) {
   const bool direct = source_type() == DType::kF32 && at.elements == at.size && values.back == 1;
   float* to = direct ? static_cast<float*>(target) + at.begin : out;
   if (rotates()) {
-    unrotate(x, signs(at, step_ / sign_period()), at.size, to);
+    unrotate(x, signs(mine, at, step_ / sign_period()), at.size, to);
   } else {
     std::memcpy(to, x, uint64_t{at.size} * 4);
   }
@@ -54,54 +54,55 @@ void QuantCodec::decode_block(uint64_t b, double contributors, void* target) {
 //
 // If they are not in the sum, the contributors' mean stands for this worker's gradient, which is
 // thereby counted: keeping it would count it again. What the worker owed before, it still owes.
-void QuantCodec::keep_residual(uint64_t b) {
+void QuantCodec::keep_residual(Scratch& mine, uint64_t b) {
   const Block& at = blocks_[b];
   const Part& part = parts_[b];
   if (part.broken || excluded_) return;
-  if (indexed()) return keep_by_position(b);
-  auto* rotated = rotated_.as<float>();
-  auto* scratch = scratch_.as<float>();
+  if (indexed()) return keep_by_position(mine, b);
+  auto* rotated = mine.rotated.as<float>();
+  auto* lost = mine.lost.as<float>();
   if (part.norm == 0) {
     // Gradient and residual cancelled on every worker: nothing is owed any more. Ahead of its norm
     // a block was silent in the last step, and all that it has now is owed.
     std::fill_n(rotated, at.size, 0.0f);
-    if (ahead_) load_rotated(b, 1);
+    if (ahead_) load_rotated(mine, b, 1);
     return residual_.store(b, at.place, at.size, rotated);
   }
   const float prescale = prescale_of(part.norm);
-  load_rotated(b, prescale);
-  requantise(part, quantiser(b, part, part.norm * prescale), rotated, at.size);
+  load_rotated(mine, b, prescale);
+  requantise(mine, part, quantiser(b, part, part.norm * prescale), rotated, at.size);
   for (uint64_t i = 0; i < at.size; ++i)
-    scratch[i] = (rotated[i] - scratch[i]) / prescale;
-  residual_.store(b, at.place, at.size, scratch);
+    lost[i] = (rotated[i] - lost[i]) / prescale;
+  residual_.store(b, at.place, at.size, lost);
 }
 
 // At the end of a sign period the residual moves to the next period's coordinates.
 void QuantCodec::turn_residual() {
   if (!turns_residual()) return;
   const uint64_t epoch = step_ / sign_period();
-  auto* rotated = rotated_.as<float>();
-  auto* scratch = scratch_.as<float>();
-  for (uint64_t b = 0; b < blocks_.size(); ++b) {
+  for_each_block([&](uint64_t b, Scratch& mine) {
     const Block& at = blocks_[b];
+    auto* rotated = mine.rotated.as<float>();
+    auto* plain = mine.lost.as<float>();
     std::fill_n(rotated, at.size, 0.0f);
     residual_.add_to(b, at.place, at.size, rotated);
     for (uint64_t i = 0; i < at.size; ++i)
       rotated[i] /= static_cast<float>(at.size);
-    unrotate(rotated, signs(at, epoch), at.size, scratch);
-    rotate(scratch, signs(at, epoch + 1), at.size, rotated);
+    unrotate(rotated, signs(mine, at, epoch), at.size, plain);
+    rotate(plain, signs(mine, at, epoch + 1), at.size, rotated);
     residual_.store(b, at.place, at.size, rotated);
-  }
+  });
 }
 
 Status QuantCodec::do_finish(void* gradient) {
+  ADDEND_TRY(reserve_scratch());
   if (live_ > 0 || ahead_) ADDEND_TRY(take_contributors(contributors_));
   if (ahead_) ADDEND_TRY(note_broken());
   void* target = indexed() ? values_.as<void>() : gradient;
-  for (uint64_t b = 0; b < blocks_.size(); ++b) {
-    if (residual_.any()) keep_residual(b);
-    decode_block(b, contributors_, target);
-  }
+  for_each_block([&](uint64_t b, Scratch& mine) {
+    if (residual_.any()) keep_residual(mine, b);
+    decode_block(mine, b, contributors_, target);
+  });
   turn_residual();
   keep_norms();
   if (indexed()) finish_index(gradient);

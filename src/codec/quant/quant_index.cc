@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "codec/convert.h"
-#include "codec/index/kernels.h"
 #include "codec/quant/quant.h"
 
 namespace addend::quant {
@@ -72,19 +71,21 @@ Status QuantCodec::take_union() {
   }
   if (!residual_.any()) return {};
   ADDEND_TRY(owed_.reserve(size * 4 + Buffer::kSlack));
-  index::pack(4, residual_.values(), layout().count, index_.bitmap(), owed_.as<void>());
-  for (uint64_t i = 0; i < size; ++i)
-    values_.as<float>()[i] += owed_.as<float>()[i];
+  index_.gather_floats(residual_.values(), owed_.as<float>());
+  for_each_part(size, kChunkElements, [&](uint64_t from, uint64_t to) {
+    for (uint64_t i = from; i < to; ++i)
+      values_.as<float>()[i] += owed_.as<float>()[i];
+  });
   return {};
 }
 
 // What this worker's levels of a block did not say, rotated back: it becomes the residual of the
 // block's positions. REQUIRES: values_ has not been decoded to there.
-void QuantCodec::keep_by_position(uint64_t b) {
+void QuantCodec::keep_by_position(Scratch& mine, uint64_t b) {
   const Block& at = blocks_[b];
   const Part& part = parts_[b];
-  auto* rotated = rotated_.as<float>();
-  auto* scratch = scratch_.as<float>();
+  auto* rotated = mine.rotated.as<float>();
+  auto* back = mine.lost.as<float>();
   float* owed = owed_.as<float>() + at.begin;
   // Gradient and residual cancelled on every worker: nothing is owed any more.
   if (part.norm == 0) {
@@ -92,13 +93,13 @@ void QuantCodec::keep_by_position(uint64_t b) {
     return;
   }
   const float prescale = prescale_of(part.norm);
-  load_rotated(b, prescale);
-  requantise(part, quantiser(b, part, part.norm * prescale), rotated, at.size);
+  load_rotated(mine, b, prescale);
+  requantise(mine, part, quantiser(b, part, part.norm * prescale), rotated, at.size);
   const float unit = rotates() ? static_cast<float>(at.size) : 1.0f;
   for (uint64_t i = 0; i < at.size; ++i)
-    rotated[i] = (rotated[i] - scratch[i]) / unit;
-  if (rotates()) unrotate(rotated, signs(at, step_ / sign_period()), at.size, scratch);
-  const float* lost = rotates() ? scratch : rotated;
+    rotated[i] = (rotated[i] - back[i]) / unit;
+  if (rotates()) unrotate(rotated, signs(mine, at, step_ / sign_period()), at.size, back);
+  const float* lost = rotates() ? back : rotated;
   for (uint64_t i = 0; i < at.elements; ++i) {
     const float kept = lost[i] / prescale;
     owed[i] = std::isfinite(kept) ? kept : 0.0f;
@@ -107,12 +108,7 @@ void QuantCodec::keep_by_position(uint64_t b) {
 
 void QuantCodec::finish_index(void* gradient) {
   if (layout().count == 0) return;
-  if (residual_.any() && !excluded_) {
-    const float* owed = owed_.as<float>();
-    for (uint64_t w = 0; w < index_.words(); ++w)
-      for_each_bit(index_.bitmap()[w], w * 64,
-                   [&](uint64_t i) { residual_.values()[i] = *owed++; });
-  }
+  if (residual_.any() && !excluded_) index_.put_floats(owed_.as<float>(), residual_.values());
   const void* sums = values_.as<void>();
   if (layout().dtype != DType::kF32) {
     convert(DType::kF32, sums, index_.size(), 1, layout().dtype, elements_.as<void>());
