@@ -42,7 +42,7 @@ void print_codecs(const std::vector<CodecLine>& lines) {
          fmt::format("{:.2f}", line.total_x), fmt::format("{:.2f}", line.ratio)});
   }
   fmt::print(
-      "\nCodecs, one worker and one thread; GB/s of the dense gradient, times in units of "
+      "\nCodecs, one worker, one thread unless said; GB/s of the dense gradient, times in units of "
       "memcpy's\n\n{}",
       format_table({{"subject", Align::kLeft},
                     {"codec", Align::kLeft},

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Codecs against memcpy: one worker, one thread. In a world of one the reduction is the identity,
-// so a step is all codec.
+// Codecs against memcpy: one worker, one thread or several. In a world of one the reduction is the
+// identity, so a step is all codec.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -10,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "addend/codec.h"
+#include "addend/threads.h"
 #include "apps/addend/bench.h"
 #include "apps/addend/page_buffer.h"
 #include "apps/addend/worker.h"
@@ -59,6 +61,17 @@ constexpr Subject kSubjects[] = {
      0,
      5.5,
      "cast:bf16"},
+    {"quant", "quant", "quant", {1.0, 1}, kAllRounds, 0, 0, 5.0, nullptr, 0.03},
+    {"quant feedback",
+     "quant:feedback=float",
+     "quant",
+     {1.0, 1},
+     kAllRounds,
+     0,
+     0,
+     0,
+     nullptr,
+     0.03},
     {"quant packed 5 %",
      "quant:index=packed",
      "quant",
@@ -122,6 +135,16 @@ constexpr Subject kSubjects[] = {
     {"sketch 5 %", "exact:mode=sketch", "sketch", {0.05, 1}, 1, 4.0, 8.0, 0},
     {"reproducible 5 %", "exact:mode=packed,values=reproducible", "packed", {0.05, 1}},
     {"sketch reproducible", "exact:mode=sketch,values=reproducible", "sketch", {0.05, 1}, 2},
+};
+
+/// What encoding and decoding may take with 2 and with 4 threads, where there are so many cores.
+struct Threaded {
+  std::string_view subject;
+  std::array<double, 2> max_total_x;
+};
+constexpr Threaded kThreaded[] = {
+    {"cast bf16", {2.0, 1.2}},  {"quant", {2.7, 1.5}},          {"quant feedback", {5.5, 3.0}},
+    {"packed 5 %", {1.3, 0.8}}, {"two-level rows", {0.6, 0.4}},
 };
 
 constexpr Subject kMillion{"sketch with a million non-zeros", "exact:mode=sketch", "sketch", {}, 1};
@@ -276,6 +299,29 @@ void add_byte_bars(const Subject& subject, const BenchOptions& options, uint64_t
   }
 }
 
+/// The same subject with several threads.
+Status bench_threads(const Subject& subject, Bench& bench, BenchResults& results) {
+  const auto* found = std::find_if(std::begin(kThreaded), std::end(kThreaded),
+                                   [&](const auto& one) { return one.subject == subject.name; });
+  if (found == std::end(kThreaded)) return {};
+  for (std::size_t i = 0; i < found->max_total_x.size(); ++i) {
+    const uint32_t threads = 2u << i;
+    if (threads > usable_cores()) break;
+    ThreadPool pool(threads);
+    const ThreadPool::Use use(pool);
+    auto codec = bench.make_codec(subject.codec, subject.square);
+    if (!codec) return codec.error();
+    ADDEND_TRY(bench.check(**codec, subject));
+    auto line = bench.measure(subject, **codec);
+    if (!line) return line.error();
+    line->subject = fmt::format("{}, {} threads", subject.name, threads);
+    results.bars.push_back({fmt::format("{}: encode + decode time / memcpy", line->subject),
+                            line->total_x, found->max_total_x[i], true, true});
+    results.codecs.push_back(*std::move(line));
+  }
+  return {};
+}
+
 /// Cells a non-zero need a million of them: where the bench is too small for that at 5 %, more are
 /// drawn. And they need a codec that has seen enough unions to know that they do not vary: before,
 /// it leaves room.
@@ -314,6 +360,7 @@ Status bench_codecs(const BenchOptions& options, BenchResults& results) {
     add_time_bars(subject, *line, results.bars);
     add_byte_bars(subject, options, bench->nonzeros(), (*codec)->report(), results.bars);
     results.codecs.push_back(*std::move(line));
+    ADDEND_TRY(bench_threads(subject, *bench, results));
   }
   if (options.wants("sketch cells")) ADDEND_TRY(bench_sketch_cells(options, *bench, results));
   return {};
