@@ -189,6 +189,7 @@ nlohmann::json document(const PerfOptions& options, nlohmann::json rows) {
       {"warmup", options.plan.warmup},
       {"iterations", options.plan.iterations},
       {"piece_bytes", options.plan.piece_bytes},
+      {"threads", options.plan.threads},
       {"results", std::move(rows)},
   };
 }
@@ -445,6 +446,12 @@ void add_perf_command(CLI::App& app, Exit& exit) {
                    "default: whole")
       ->transform(CLI::AsSizeValue(false).description(""))
       ->type_name("BYTES");
+  command
+      ->add_option("--threads", options->plan.threads,
+                   "of each worker, to encode and decode one gradient; 0: its share of the cores, "
+                   "at most 4")
+      ->check(CLI::Range(0, 64))
+      ->capture_default_str();
   command->add_flag("--json", options->json, "print one JSON document");
   command->footer(kFooter);
   command->callback([options, &exit] { exit.code = run_perf(*options); });

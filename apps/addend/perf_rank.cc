@@ -39,7 +39,7 @@ class SizeRun {
   Result<PerfRow> measure(const CodecSpec& spec) {
     auto layouts = make_layouts();
     if (!layouts) return layouts.error();
-    auto worker = Worker::create(reducer_, spec, *layouts);
+    auto worker = Worker::create(reducer_, spec, *layouts, plan_.threads);
     if (!worker) return worker.error();
     std::vector<float> times;
     // Of the reducer that does the steps: a fallback may have other float sums.

@@ -21,6 +21,7 @@ struct PerfPlan {
   uint32_t warmup = 2;
   uint32_t iterations = 10;
   uint64_t piece_bytes = 0;  ///< a gradient travels in pieces of at most this; 0: whole
+  uint32_t threads = 0;      ///< that encode and decode one gradient; 0: PipelineOptions' choice
   NetworkHint network;
   workload::GradientSpec gradient;  ///< count is set for each size
 };

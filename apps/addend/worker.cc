@@ -103,7 +103,7 @@ Result<PhaseTimes> all_reduce_by_hand(Codec& codec, Reducer& reducer, void* grad
 }
 
 Result<std::unique_ptr<Worker>> Worker::create(Reducer& reducer, const CodecSpec& spec,
-                                               std::span<const Layout> layouts) {
+                                               std::span<const Layout> layouts, uint32_t threads) {
   std::unique_ptr<Worker> worker(new Worker);
   for (Layout layout : layouts) {
     layout.worker = reducer.worker();
@@ -121,7 +121,7 @@ Result<std::unique_ptr<Worker>> Worker::create(Reducer& reducer, const CodecSpec
   auto barrier = create_codec({"dense", {}}, one);
   if (!barrier) return barrier.error();
   worker->barrier_codec_ = *std::move(barrier);
-  auto pipeline = create_pipeline(reducer, {.depth = 4, .deadline = kPatience});
+  auto pipeline = create_pipeline(reducer, {.depth = 4, .deadline = kPatience, .threads = threads});
   if (!pipeline) return pipeline.error();
   worker->pipeline_ = *std::move(pipeline);
   return worker;

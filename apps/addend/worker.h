@@ -50,8 +50,10 @@ class Worker {
  public:
   /// `layouts` have one entry a bucket; their worker is the reducer's. The pipeline owns `reducer`
   /// until close().
+  /// `threads`: see PipelineOptions.
   static Result<std::unique_ptr<Worker>> create(Reducer& reducer, const CodecSpec& spec,
-                                                std::span<const Layout> layouts);
+                                                std::span<const Layout> layouts,
+                                                uint32_t threads = 0);
 
   /// Returns when all workers have come here.
   Status barrier();

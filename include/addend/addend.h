@@ -374,6 +374,21 @@ typedef struct addend_pipeline addend_pipeline;
  * buckets, 60 seconds a bucket). */
 ADDEND_API addend_status addend_pipeline_create(addend_reducer* reducer, uint32_t depth,
                                                 uint64_t deadline_ns, addend_pipeline** pipeline);
+
+typedef struct addend_pipeline_options {
+  uint32_t size;
+  uint32_t depth;       /* buckets in flight; 0: 4 */
+  uint64_t deadline_ns; /* of a bucket; 0: 60 seconds */
+  /* Threads that encode and decode one gradient at once, at most 64; results do not depend on it.
+   * 0: the cores that this process may use divided by the workers on its host, at most 4; 1 where
+   * the reducer does not know how many those are. */
+  uint32_t threads;
+} addend_pipeline_options;
+
+/* The same with all options there are. */
+ADDEND_API addend_status addend_pipeline_create_with(addend_reducer* reducer,
+                                                     const addend_pipeline_options* options,
+                                                     addend_pipeline** pipeline);
 /* Queues an in-place all-reduce (sum) and returns; blocks while `depth` buckets are in flight. */
 ADDEND_API addend_status addend_pipeline_submit(addend_pipeline* pipeline, addend_codec* codec,
                                                 void* gradient, uint64_t* ticket);

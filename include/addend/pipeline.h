@@ -13,6 +13,7 @@
 #include "addend/codec.h"
 #include "addend/reduce.h"
 #include "addend/result.h"
+#include "addend/threads.h"
 
 namespace addend {
 
@@ -21,6 +22,10 @@ struct PipelineOptions {
   uint32_t depth = 4;
   /// Time one bucket may spend in its rounds, from when the one before it has its sums.
   std::chrono::nanoseconds deadline = std::chrono::seconds(60);
+  /// Threads that encode and decode one gradient at once, at most ThreadPool::kMostThreads; results
+  /// do not depend on it. 0: default_threads, where the reducer knows how many workers share this
+  /// host, else 1.
+  uint32_t threads = 0;
 };
 
 using Ticket = uint64_t;

@@ -35,6 +35,8 @@ class Reducer {
 
   virtual uint32_t world() const = 0;
   virtual uint32_t worker() const = 0;
+  /// Workers on this one's host, itself included; 0 where the group cannot tell.
+  virtual uint32_t local_workers() const { return 0; }
 
   /// Folds every plane of the round over all workers, in place (table sums: into Plane::sums).
   virtual Status reduce(Round& round, Deadline deadline) = 0;

@@ -84,18 +84,28 @@ extern "C" {
 
 addend_status addend_pipeline_create(addend_reducer* reducer, uint32_t depth, uint64_t deadline_ns,
                                      addend_pipeline** pipeline) {
+  const addend_pipeline_options options = {sizeof options, depth, deadline_ns, 0};
+  return addend_pipeline_create_with(reducer, &options, pipeline);
+}
+
+addend_status addend_pipeline_create_with(addend_reducer* reducer,
+                                          const addend_pipeline_options* options,
+                                          addend_pipeline** pipeline) {
   return guarded([&] {
-    if (reducer == nullptr || pipeline == nullptr)
-      return invalid("addend_pipeline_create: null argument");
+    if (reducer == nullptr || pipeline == nullptr || options == nullptr ||
+        options->size < sizeof(*options)) {
+      return invalid("addend_pipeline_create: null argument, or no size");
+    }
     *pipeline = nullptr;
-    addend::PipelineOptions options;
-    if (depth > 0) options.depth = depth;
-    if (deadline_ns > 0) {
+    addend::PipelineOptions cpp;
+    cpp.threads = options->threads;
+    if (options->depth > 0) cpp.depth = options->depth;
+    if (options->deadline_ns > 0) {
       // A century is as good as for ever and does not overflow a clock.
       constexpr uint64_t kCentury = 3155760000ull * 1000000000ull;
-      options.deadline = std::chrono::nanoseconds(std::min(deadline_ns, kCentury));
+      cpp.deadline = std::chrono::nanoseconds(std::min(options->deadline_ns, kCentury));
     }
-    auto made = addend::create_pipeline(*reducer->reducer, options);
+    auto made = addend::create_pipeline(*reducer->reducer, cpp);
     if (!made) return fail(made.error());
     *pipeline = new addend_pipeline{std::move(*made)};
     return ADDEND_OK;

@@ -329,6 +329,31 @@ TEST(CApi, ACustomReducerCarriesThePipelineAndItsErrors) {
   addend_reducer_destroy(reducer);
 }
 
+TEST(CApi, APipelineTakesThreadsAndRefusesTooMany) {
+  bool works = true;
+  addend_reducer* reducer = nullptr;
+  ASSERT_EQ(addend_custom_create(1, 0, reduce_alone, &works, &reducer), ADDEND_OK);
+  addend_pipeline_options options = {};
+  addend_pipeline* pipeline = nullptr;
+  EXPECT_EQ(addend_pipeline_create_with(reducer, &options, &pipeline), ADDEND_INVALID_ARGUMENT)
+      << "no size";
+  options.size = sizeof options;
+  options.threads = 65;
+  EXPECT_EQ(addend_pipeline_create_with(reducer, &options, &pipeline), ADDEND_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(addend_last_error()).find("65"), std::string::npos);
+  options.threads = 3;
+  ASSERT_EQ(addend_pipeline_create_with(reducer, &options, &pipeline), ADDEND_OK);
+  addend_codec* codec = make_codec("exact", layout_of(300'000, 1));
+  std::vector<float> gradient(300'000, 2.0f);
+  uint64_t ticket = 0;
+  ASSERT_EQ(addend_pipeline_submit(pipeline, codec, gradient.data(), &ticket), ADDEND_OK);
+  EXPECT_EQ(addend_pipeline_wait(pipeline, ticket), ADDEND_OK) << addend_last_error();
+  EXPECT_EQ(gradient, std::vector<float>(300'000, 2.0f));
+  addend_pipeline_destroy(pipeline);
+  addend_codec_destroy(codec);
+  addend_reducer_destroy(reducer);
+}
+
 TEST(CApi, ARoundIsReducedByHand) {
   constexpr uint32_t kWorld = 3;
   addend_reducer* reducers[kWorld];

@@ -6,6 +6,7 @@
 
 #include <arpa/inet.h>
 #include <netdb.h>
+#include <sys/socket.h>
 
 namespace addend::net {
 
@@ -71,6 +72,24 @@ Result<Address> resolve(const std::string& host_and_port) {
     return make_error(Errc::kInvalidArgument, "'" + host_and_port + "' is not host:port");
   }
   return resolve(host_of(host_and_port), port);
+}
+
+bool stays_on_host(int socket) {
+  sockaddr_storage ours{}, theirs{};
+  socklen_t our_size = sizeof ours, their_size = sizeof theirs;
+  if (getsockname(socket, reinterpret_cast<sockaddr*>(&ours), &our_size) != 0 ||
+      getpeername(socket, reinterpret_cast<sockaddr*>(&theirs), &their_size) != 0)
+    return false;
+  if (ours.ss_family == AF_UNIX) return true;
+  const auto host = [](const sockaddr_storage& at) {
+    if (at.ss_family == AF_INET) {
+      const auto& v4 = reinterpret_cast<const sockaddr_in&>(at).sin_addr;
+      return std::string(reinterpret_cast<const char*>(&v4), sizeof v4);
+    }
+    const auto& v6 = reinterpret_cast<const sockaddr_in6&>(at).sin6_addr;
+    return std::string(reinterpret_cast<const char*>(&v6), sizeof v6);
+  };
+  return ours.ss_family == theirs.ss_family && host(ours) == host(theirs);
 }
 
 }  // namespace addend::net

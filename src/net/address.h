@@ -36,4 +36,7 @@ std::string host_of(const std::string& host_and_port);
 /// "host:port", "[v6]:port" or ":port". kInvalidArgument if it is none of them.
 Result<Address> resolve(const std::string& host_and_port);
 
+/// Whether both ends of a connected socket have one address, and so one host.
+bool stays_on_host(int socket);
+
 }  // namespace addend::net

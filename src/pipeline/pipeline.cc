@@ -19,7 +19,6 @@
 #include <algorithm>
 #include <array>
 #include <condition_variable>
-#include <csignal>
 #include <deque>
 #include <map>
 #include <memory>
@@ -30,6 +29,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/quiet_thread.h"
 #include "pipeline/bucket.h"
 
 namespace addend {
@@ -50,21 +50,18 @@ Error blame(const Bucket& bucket, const Error& error) {
                                     std::to_string(job.ticket) + "): " + error.message);
 }
 
-// Signals are for the application's threads.
-template <typename Body>
-std::thread quiet_thread(Body body) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread made(std::move(body));
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return made;
+uint32_t threads_of(const Reducer& reducer, const PipelineOptions& options) {
+  if (options.threads > 0) return options.threads;
+  return reducer.local_workers() == 0 ? 1 : default_threads(reducer.local_workers());
 }
 
 class ThreadedPipeline final : public Pipeline {
  public:
   ThreadedPipeline(Reducer& reducer, const PipelineOptions& options)
-      : reducer_(reducer), options_(options), repeats_(reducer.quorum() > 0) {}
+      : reducer_(reducer),
+        options_(options),
+        repeats_(reducer.quorum() > 0),
+        pool_(threads_of(reducer, options)) {}
 
   // Waits for the buckets in flight: each ends, if only by its deadline.
   ~ThreadedPipeline() override {
@@ -181,9 +178,12 @@ class ThreadedPipeline final : public Pipeline {
 
   void open_threads() {
     if (!threads_.empty()) return;
-    threads_.push_back(quiet_thread([this] { run_role(&ThreadedPipeline::encode_one); }));
-    threads_.push_back(quiet_thread([this] { run_role(&ThreadedPipeline::network_one); }));
-    threads_.push_back(quiet_thread([this] { run_role(&ThreadedPipeline::decode_one); }));
+    threads_.push_back(
+        quiet_thread("addend encode", [this] { run_role(&ThreadedPipeline::encode_one); }));
+    threads_.push_back(
+        quiet_thread("addend network", [this] { run_role(&ThreadedPipeline::network_one); }));
+    threads_.push_back(
+        quiet_thread("addend decode", [this] { run_role(&ThreadedPipeline::decode_one); }));
   }
 
   Ticket queue(Submission submission) {
@@ -231,7 +231,10 @@ class ThreadedPipeline final : public Pipeline {
     for (const Part& part : bucket->parts())
       busy_[part.codec] = bucket;
     lock.unlock();
-    bucket->encode();
+    {
+      const ThreadPool::Use use(pool_);
+      bucket->encode();
+    }
     lock.lock();
     bucket->encoded = true;
     work_.notify_all();
@@ -459,6 +462,7 @@ class ThreadedPipeline final : public Pipeline {
     Job& job = bucket->job();
     lock.unlock();
     if (bucket->status && job.status) {
+      const ThreadPool::Use use(pool_);
       bucket->decode(spare_);
     } else {
       if (bucket->status) bucket->status = job.status;
@@ -499,6 +503,7 @@ class ThreadedPipeline final : public Pipeline {
   Reducer& reducer_;
   const PipelineOptions options_;
   const bool repeats_;  // steps may begin again, and need gradients as they were
+  ThreadPool pool_;     // for encoding and decoding
 
   mutable std::mutex mutex_;
   std::condition_variable work_;   // for roles
@@ -536,6 +541,11 @@ Result<std::unique_ptr<Pipeline>> create_pipeline(Reducer& reducer,
   if (options.depth == 0) return make_error(Errc::kInvalidArgument, "the depth must be at least 1");
   if (options.deadline <= std::chrono::nanoseconds::zero()) {
     return make_error(Errc::kInvalidArgument, "the deadline must be positive");
+  }
+  if (options.threads > ThreadPool::kMostThreads) {
+    return make_error(Errc::kInvalidArgument, "threads: " + std::to_string(options.threads) +
+                                                  " are more than the most, " +
+                                                  std::to_string(ThreadPool::kMostThreads));
   }
   return std::unique_ptr<Pipeline>(std::make_unique<ThreadedPipeline>(reducer, options));
 }

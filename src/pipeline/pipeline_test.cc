@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/chunks.h"
 #include "gtest/gtest.h"
 #include "reduce/mesh/mesh.h"
 #include "tests/support/bucket_work.h"
@@ -144,7 +145,7 @@ TEST(Pipeline, ABucketThatAllFailToEncodeEndsThoseThatAreUnderWayBehindIt) {
 }
 
 // Two rounds of one lane, of which one worker cannot encode the second.
-class TwoRounds final : public Codec {
+class TwoRounds : public Codec {
  public:
   TwoRounds(uint32_t world, uint32_t worker, bool fails) : fails_(fails) {
     layout_.world = world;
@@ -213,6 +214,56 @@ TEST(Pipeline, ATailDoesNotKeepABucketFromItsNextRound) {
     const Status status = (*pipeline)->wait(ticket);
     EXPECT_TRUE(status) << status.error().message;
   }
+}
+
+// What encodes and decodes could share its work with.
+class CountsThreads final : public TwoRounds {
+ public:
+  CountsThreads() : TwoRounds(1, 0, false) {}
+  Result<bool> next_round(Round& round) override {
+    encoders = loop_threads();
+    return TwoRounds::next_round(round);
+  }
+  Status finish(void*) override {
+    decoders = loop_threads();
+    return {};
+  }
+  uint32_t encoders = 0, decoders = 0;
+};
+
+TEST(Pipeline, EncodesAndDecodesWithTheThreadsItIsGiven) {
+  const auto group = create_local_group(1);
+  const auto reducer = (*group)->reducer(0);
+  for (const uint32_t threads : {0u, 1u, 3u, 64u}) {
+    auto pipeline = create_pipeline(*reducer, {.threads = threads});
+    ASSERT_TRUE(pipeline);
+    CountsThreads codec;
+    float gradient = 0;
+    ASSERT_TRUE((*pipeline)->wait(*(*pipeline)->submit(codec, &gradient)));
+    // Alone on its host, as a local group of one is, a worker has all cores.
+    const uint32_t expected = threads == 0 ? default_threads(1) : threads;
+    EXPECT_EQ(codec.encoders, expected);
+    EXPECT_EQ(codec.decoders, expected);
+  }
+  const auto refused = create_pipeline(*reducer, {.threads = 65});
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, Errc::kInvalidArgument);
+}
+
+class SomewhereReducer final : public Reducer {
+ public:
+  uint32_t world() const override { return 1; }
+  uint32_t worker() const override { return 0; }
+  Status reduce(Round&, Deadline) override { return {}; }
+};
+
+TEST(Pipeline, HasOneThreadWhereNobodyKnowsWhoSharesTheHost) {
+  SomewhereReducer reducer;
+  auto pipeline = create_pipeline(reducer);
+  CountsThreads codec;
+  float gradient = 0;
+  ASSERT_TRUE((*pipeline)->wait(*(*pipeline)->submit(codec, &gradient)));
+  EXPECT_EQ(codec.encoders, 1u);
 }
 
 TEST(Pipeline, AWorkerThatCannotEncodeALaterRoundDoesNotKeepTheOthersWaiting) {

@@ -77,6 +77,7 @@ class FallbackReducer final : public Reducer {
 
   uint32_t world() const override { return fallback_->world(); }
   uint32_t worker() const override { return fallback_->worker(); }
+  uint32_t local_workers() const override { return fallback_->local_workers(); }
   void begin_step() override { active().begin_step(); }
   uint32_t quorum() const override { return active().quorum(); }
   uint64_t missing() const override { return active().missing(); }

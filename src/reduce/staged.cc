@@ -65,6 +65,7 @@ class StagedReducer final : public Reducer {
 
   uint32_t world() const override { return host_->world(); }
   uint32_t worker() const override { return host_->worker(); }
+  uint32_t local_workers() const override { return host_->local_workers(); }
   void begin_step() override { host_->begin_step(); }
   uint32_t quorum() const override { return host_->quorum(); }
   uint64_t missing() const override { return host_->missing(); }

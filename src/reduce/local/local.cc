@@ -259,6 +259,7 @@ class LocalReducer final : public Reducer {
       : state_(std::move(state)), worker_(worker) {}
   uint32_t world() const override { return state_->world(); }
   uint32_t worker() const override { return worker_; }
+  uint32_t local_workers() const override { return world(); }
   Status reduce(Round& round, Deadline deadline) override {
     ADDEND_TRY(check_host_memory(round));
     return state_->reduce(worker_, round, deadline);

@@ -12,6 +12,7 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
+#include "net/address.h"
 #include "reduce/host_memory.h"
 
 namespace addend::mesh {
@@ -63,6 +64,7 @@ MeshReducer::MeshReducer(std::vector<net::Descriptor> sockets, net::Descriptor w
       waker_(std::move(waker)) {
   for (std::size_t i = 0; i < sockets.size(); ++i) {
     if (sockets[i]) guards_.emplace_back(sockets[i].get());
+    if (sockets[i] && net::stays_on_host(sockets[i].get())) ++local_workers_;
     channels_[i].socket = std::move(sockets[i]);
   }
 }

@@ -54,6 +54,7 @@ class MeshReducer final : public Reducer {
 
   uint32_t world() const override { return static_cast<uint32_t>(channels_.size()); }
   uint32_t worker() const override { return worker_; }
+  uint32_t local_workers() const override { return local_workers_; }
   void set_link(const Link& link) override { exchange_bytes_ = exchange_bytes(link, world()); }
 
   Result<uint64_t> start(Round& round) override { return start_step({}, round); }
@@ -124,6 +125,7 @@ class MeshReducer final : public Reducer {
   Error late(const Transfer& transfer) const;
 
   const uint32_t worker_;
+  uint32_t local_workers_ = 1;
   uint64_t exchange_bytes_;
   std::vector<Channel> channels_;
   std::deque<net::ForkGuard> guards_;  // of their sockets

@@ -558,6 +558,13 @@ TEST(MeshRendezvous, WorkersThatKnowEachOthersAddressesGetAReducer) {
   }
 }
 
+TEST(MeshRendezvous, WorkersKnowHowManyShareTheirHost) {
+  meet_all(meshes(3), [](uint32_t, Result<std::unique_ptr<Reducer>> reducer) {
+    expect_a_round(reducer);  // or one may go before all have met
+    EXPECT_EQ((*reducer)->local_workers(), 3u);
+  });
+}
+
 TEST(MeshRendezvous, StrangersAreDroppedAndNobodyWaitsForThem) {
   const auto all = meshes(3);
   std::vector<net::Descriptor> strangers;

@@ -58,6 +58,14 @@ class MpiReducer final : public Reducer {
     MPI_Comm_set_errhandler(reducer->comm_, MPI_ERRORS_RETURN);
     MPI_Comm_size(reducer->comm_, &reducer->world_);
     MPI_Comm_rank(reducer->comm_, &reducer->worker_);
+    MPI_Comm neighbours = MPI_COMM_NULL;
+    if (const int code = MPI_Comm_split_type(reducer->comm_, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL,
+                                             &neighbours);
+        code != MPI_SUCCESS) {
+      return mpi_error("MPI_Comm_split_type", code);
+    }
+    MPI_Comm_size(neighbours, &reducer->local_workers_);
+    MPI_Comm_free(&neighbours);
     MPI_Op_create(&fold_operation<Op::kSumBf16>, 1, &reducer->sum_bf16_);
     MPI_Op_create(&fold_operation<Op::kSumF16>, 1, &reducer->sum_f16_);
     return std::unique_ptr<Reducer>(std::move(reducer));
@@ -76,6 +84,7 @@ class MpiReducer final : public Reducer {
 
   uint32_t world() const override { return static_cast<uint32_t>(world_); }
   uint32_t worker() const override { return static_cast<uint32_t>(worker_); }
+  uint32_t local_workers() const override { return static_cast<uint32_t>(local_workers_); }
 
   Status reduce(Round& round, Deadline deadline) override {
     if (!broken_.empty()) return make_error(Errc::kUnavailable, broken_);
@@ -166,6 +175,7 @@ class MpiReducer final : public Reducer {
   MPI_Op sum_f16_ = MPI_OP_NULL;
   int world_ = 1;
   int worker_ = 0;
+  int local_workers_ = 1;
   std::string broken_;
   std::unique_ptr<std::vector<uint64_t>> staging_ =
       std::make_unique<std::vector<uint64_t>>(kPieceBytes / 8);
