@@ -89,6 +89,15 @@ class Submission(ctypes.Structure):
     ]
 
 
+class PipelineOptions(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("depth", c_uint32),
+        ("deadline_ns", c_uint64),
+        ("threads", c_uint32),
+    ]
+
+
 class Link(ctypes.Structure):
     _fields_ = [("latency_us", c_double), ("gbit_per_s", c_double)]
 
@@ -246,7 +255,11 @@ _FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
         c_int,
         [_CODEC, POINTER(c_void_p), POINTER(c_void_p), POINTER(c_uint64)],
     ),
-    ("pipeline_create", c_int, [_REDUCER, c_uint32, c_uint64, POINTER(_PIPELINE)]),
+    (
+        "pipeline_create_with",
+        c_int,
+        [_REDUCER, POINTER(PipelineOptions), POINTER(_PIPELINE)],
+    ),
     (
         "pipeline_run",
         c_int,

@@ -69,14 +69,19 @@ class _Flying(NamedTuple):
 
 class Pipeline:
     """Buckets in flight over a reducer, which it makes all calls on. Any thread, but one submitter
-    at a time. It is closed, not collected: the threads that it has would not end."""
+    at a time. It is closed, not collected: the threads that it has would not end. `threads` encode
+    and decode one gradient; 0: this process's share of the host's cores, at most 4."""
 
-    def __init__(self, reducer: Reducer, deadline_s: float) -> None:
+    def __init__(self, reducer: Reducer, deadline_s: float, threads: int = 0) -> None:
         self._reducer = reducer
         reducer.stay_at_exit()
         handle = ctypes.c_void_p()
-        deadline_ns = max(int(deadline_s * 1e9), 1)
-        check(library.pipeline_create(reducer.handle, _UNBOUNDED, deadline_ns, handle))
+        options = _native.PipelineOptions()
+        options.size = ctypes.sizeof(options)
+        options.depth = _UNBOUNDED
+        options.deadline_ns = max(int(deadline_s * 1e9), 1)
+        options.threads = threads
+        check(library.pipeline_create_with(reducer.handle, options, handle))
         self._handle = handle.value
         self._flying: dict[int, _Flying] = {}
         self._numbers = itertools.count(1)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Callable
 
 import pytest
@@ -413,3 +414,16 @@ def no_calls(rank: int, world: int) -> None:
     assert torch.equal(all_reduce(torch.ones(3)), torch.full((3,), float(world)))  # begins anew
     assert metrics()["dense_bytes"] == 12
     assert metrics(dist.new_group()) == {}
+
+
+def sums_by_threads(rank: int, world: int, threads: int) -> tuple[int, list[float]]:
+    tensor = torch.randn(300_000, generator=seeded(rank, "threads"))
+    all_reduce(tensor, codec="quant:bits=4", threads=threads)
+    names = [task.read_text() for task in Path("/proc/self/task").glob("*/comm")]
+    return names.count("addend helper\n"), tensor.tolist()
+
+
+def test_threads_help_and_change_no_bit() -> None:
+    alone, helped = (run_ranks(2, sums_by_threads, threads) for threads in (1, 3))
+    assert [helpers for helpers, _ in alone + helped] == [0, 0, 2, 2]
+    assert [sums for _, sums in helped] == [sums for _, sums in alone]

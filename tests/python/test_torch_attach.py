@@ -293,6 +293,9 @@ def misuse(rank: int, world: int) -> None:
         (addend.InvalidArgument, "overrides", lambda: attach(model, overrides={1: "dense"})),  # type: ignore[dict-item]
         (addend.InvalidArgument, "deadline", lambda: attach(model, deadline=0)),
         (addend.InvalidArgument, "deadline", lambda: attach(model, deadline="soon")),  # type: ignore[arg-type]
+        (addend.InvalidArgument, "threads 0 is", lambda: attach(model, threads=0)),
+        (addend.InvalidArgument, "threads 65", lambda: attach(model, threads=65)),
+        (addend.InvalidArgument, "threads", lambda: attach(model, threads=2.0)),  # type: ignore[arg-type]
         (addend.InvalidArgument, "seed -1", lambda: attach(model, seed=-1)),
         (addend.InvalidArgument, "seed 1.5", lambda: attach(model, seed=1.5)),  # type: ignore[arg-type]
         (addend.InvalidArgument, "link", lambda: attach(model, link=10)),  # type: ignore[arg-type]

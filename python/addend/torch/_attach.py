@@ -19,6 +19,7 @@ from addend.torch._checks import (
     check_options,
     check_order_is_nothing,
     check_seconds,
+    check_threads,
     pinned,
 )
 from addend.torch._engine import Engine
@@ -44,6 +45,7 @@ def attach(
     in_place: bool | None = None,
     aggregator: str | Aggregator | None = None,
     deterministic: bool | None = None,
+    threads: int | None = None,
 ) -> Handle:
     """Sends the gradients of a DistributedDataParallel model compressed. Collective.
 
@@ -59,7 +61,8 @@ def attach(
     "host:port" of an aggregation server (docs/service.md) that does the sums, its key in the file
     that ADDEND_KEY_FILE names, or an addend.Aggregator with everything said. deterministic: plans
     follow from the gradients alone, so that runs end with the same bits; by default if
-    torch.use_deterministic_algorithms asks for that.
+    torch.use_deterministic_algorithms asks for that. threads: that encode and decode one bucket; by
+    default this rank's share of the host's cores, at most 4. No result depends on it.
     """
     model = check_model(model)
     if overrides is None:
@@ -69,6 +72,7 @@ def attach(
     if deadline is None:
         deadline = _group.timeout_s(model.process_group)
     check_seconds("deadline", deadline)
+    check_threads(threads)
     check_options(overrides, scaler, seed, link)
     group = model.process_group
     names, tables = names_of(model.module), tables_of(model.module)
@@ -82,7 +86,8 @@ def attach(
     for name in sparse:
         if keeps_residual(specs.of(name)):
             raise InvalidArgument(f"{name}: feedback needs dense gradients, this one is sparse")
-    engine = start(group, deadline, next(model.module.parameters()).device, link, aggregator)
+    device = next(model.module.parameters()).device
+    engine = start(group, deadline, device, link, aggregator, threads)
     try:
         if engine.repeats and sparse:
             raise Unsupported(f"{sparse[0]}: sparse gradients have no sums without late ranks")

@@ -21,6 +21,7 @@ from addend.torch._specs import keeps_residual, kind_of, options_of, tuned
 _PLAIN_DTYPES = (torch.float64, torch.int64, torch.int32, torch.int8, torch.uint8)
 _DEVICES = ("cpu", "cuda")
 _MOST_SECONDS = 1e9  # more than a backend's clock may hold
+_MOST_THREADS = 64
 
 
 def check_seconds(what: str, value: object) -> None:
@@ -30,6 +31,13 @@ def check_seconds(what: str, value: object) -> None:
         or not 0 < value < _MOST_SECONDS
     ):
         raise InvalidArgument(f"{what} {value!r} is not a number of seconds above 0")
+
+
+def check_threads(value: object) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST_THREADS:
+        raise InvalidArgument(f"threads {value!r} is not a number from 1 to {_MOST_THREADS}")
 
 
 def pinned(deterministic: object) -> bool:

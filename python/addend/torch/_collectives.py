@@ -22,6 +22,7 @@ from addend.torch._checks import (
     check_order_is_nothing,
     check_seconds,
     check_tensor,
+    check_threads,
     pinned,
 )
 from addend.torch._engine import GROUP_GONE, Engine
@@ -98,6 +99,7 @@ class _First(NamedTuple):
 
     fixed: bool = False  # plans do not follow a measured link
     aggregator: Aggregator | None = None
+    threads: int | None = None
 
     def check(self, tensor: torch.Tensor, spec: str) -> None:
         if self.aggregator is None:
@@ -175,7 +177,7 @@ class _Context:
 
     def __init__(self, group: Any, deadline: float, device: torch.device, first: _First) -> None:
         link = Link() if first.fixed else None
-        self.engine: Engine = start(group, deadline, device, link, first.aggregator)
+        self.engine: Engine = start(group, deadline, device, link, first.aggregator, first.threads)
         self.first = first
         self.engine.close_with(group, GROUP_GONE)
         self.meter = Meter(self.engine.rank)
@@ -316,6 +318,7 @@ def all_reduce(
     deadline: float | None = None,
     aggregator: str | Aggregator | None = None,
     deterministic: bool | None = None,
+    threads: int | None = None,
 ) -> Any:
     """Sums (or averages) a dense or sparse COO tensor over a group, in place. Collective.
 
@@ -337,8 +340,12 @@ def all_reduce(
     `deterministic`: plans follow from the tensors alone, not from a measured link, so that runs end
     with the same bits; by default if torch.use_deterministic_algorithms asks for that. To be asked
     for from a group's first call on.
+
+    `threads`: that encode and decode one tensor; by default this rank's share of the host's cores,
+    at most 4. No result depends on it. The first call's counts for the later calls too.
     """
     check_tensor(tensor)
+    check_threads(threads)
     if torch.is_inference_mode_enabled():  # what is kept here is used outside of it, too
         with torch.inference_mode(False):
             return all_reduce(
@@ -351,6 +358,7 @@ def all_reduce(
                 deadline=deadline,
                 aggregator=aggregator,
                 deterministic=deterministic,
+                threads=threads,
             )
     if deadline is not None:
         check_seconds("deadline", deadline)
@@ -370,7 +378,7 @@ def all_reduce(
     if context is None or known is None:
         check_call(tensor, op, codec, name)
         call = _make_call(codec, name, op, dist.get_world_size(check_group(group)))
-        first = context.first if context is not None else _First(fixed, server)
+        first = context.first if context is not None else _First(fixed, server, threads)
         first.check(tensor, call.spec)
         context = _context(group, deadline, tensor.device, first)
         known = context.recall(name, kind) or context.learn(name, kind, tensor, call)

@@ -89,6 +89,7 @@ class Engine:
         deadline_s: float,
         way: Way,
         on_device: bool,
+        threads: int = 0,
     ) -> None:
         """`group`: of our own for plain sums, its tensors on `device`. `on_device`: the reducer
         takes planes of codecs that run where CUDA tensors are."""
@@ -99,7 +100,7 @@ class Engine:
         self.quorum, self.deadline_s = reducer.quorum, deadline_s
         self.failure: Error | None = None
         self._reducer = reducer
-        self._pipeline: Pipeline | None = Pipeline(reducer, deadline_s)
+        self._pipeline: Pipeline | None = Pipeline(reducer, deadline_s, threads)
         self._nothing = Codec("dense", dtype="float32", count=1, world=self.world, worker=self.rank)
         self._zero = torch.zeros(1)
         self._pid = os.getpid()

@@ -33,6 +33,7 @@ def start(
     device: torch.device,
     link: Link | None = None,
     aggregator: Aggregator | None = None,
+    threads: int | None = None,
 ) -> Engine:
     """An engine on a group of its own, for tensors of one device. Collective over `group`."""
     close_orphans()
@@ -62,7 +63,7 @@ def start(
                 reducer = stage(reducer)
             found = link if link is not None else reducer.measure_link(deadline_s)
             reducer.set_link(found)
-            return Engine(own, where, reducer, peers, found, deadline_s, way, there)
+            return Engine(own, where, reducer, peers, found, deadline_s, way, there, threads or 0)
         except Exception:
             reducer.close()
             raise
