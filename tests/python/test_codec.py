@@ -221,7 +221,7 @@ def test_what_a_mode_does_not_count_is_none() -> None:
 
 
 def test_quant_samples_its_own_error() -> None:
-    codecs = workers("quant", 2, 1 << 16)
+    codecs = workers("quant:bits=4", 2, 1 << 16)
     all_reduce(codecs, normal(2, 1 << 16))
     report = codecs[0].report()
     assert report.nmse is not None
