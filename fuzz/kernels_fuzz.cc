@@ -114,8 +114,8 @@ void check_passes(Input& input, uint64_t count) {
   reference.assign(placed + kSlack, 0);
   require(index::place(sizeof(T), kept.data(), bitmap.data(), bitmap.size(), wanted.data(),
                        packed.data()) == placed);
-  index::reference::place(kept.data(), bitmap.data(), bitmap.size(), wanted.data(),
-                          reference.data());
+  index::reference::place(kept.data(), bitmap.data(), 0, bitmap.size(), wanted.data(),
+                          reference.data(), {});
   require(equal(packed, reference, placed));
 }
 
