@@ -191,7 +191,7 @@ TEST(CApi, AStepReportsWhatItDid) {
 }
 
 TEST(CApi, AReportFillsAnOlderStructAndTellsALossyStepsError) {
-  addend_codec* codec = make_codec("quant", layout_of(1000, 1));
+  addend_codec* codec = make_codec("quant:bits=4", layout_of(1000, 1));
   std::vector<float> gradient(1000);
   for (std::size_t i = 0; i < gradient.size(); ++i)
     gradient[i] = static_cast<float>(i % 17) - 8;

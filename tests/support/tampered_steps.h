@@ -71,8 +71,9 @@ class TamperedSteps {
     const Result<CodecSpec> spec = CodecSpec::parse(spec_text);
     ADDEND_TRY(spec);
     TamperedSteps made;
-    for (uint32_t w = 0; w < layout.world; ++w) {
-      Result<std::unique_ptr<Codec>> codec = create_codec(*spec, layout);
+    Layout mine = layout;
+    for (mine.worker = 0; mine.worker < layout.world; ++mine.worker) {
+      Result<std::unique_ptr<Codec>> codec = create_codec(*spec, mine);
       ADDEND_TRY(codec);
       made.codecs_.push_back(std::move(*codec));
     }
