@@ -173,17 +173,6 @@ class Stepped : public Contract {
     return bytes;
   }
 
-  // Of a plane with bounds each worker hands over its own lanes.
-  uint64_t handed_over(const Round& round) const {
-    uint64_t bytes = 0;
-    for (const Plane& plane : round) {
-      const uint64_t* bounds = plane.bounds;
-      const uint32_t w = layout_.worker;
-      bytes += op_bytes(plane.op, bounds == nullptr ? plane.lanes : bounds[w + 1] - bounds[w]);
-    }
-    return bytes;
-  }
-
   Status check_segment(const char* call, uint64_t segment) const {
     if (state_ != State::kIdle) return out_of_order(call);
     const uint64_t segments = std::max<uint64_t>(layout_.segments.size(), 1);
