@@ -389,7 +389,7 @@ class Engine:
             with _going_on("ending a job"):
                 failed(self.fail(error, place))
         with self._idle:
-            self._last = place
+            self._last = max(self._last, place)  # a plain sum of the next step may have ended first
             self._places.popleft()
             self._ended += 1
             self._idle.notify_all()
