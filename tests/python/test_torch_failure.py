@@ -30,7 +30,9 @@ from ranks import Ranks, notes, run_ranks
 
 import addend
 import addend.torch
-from addend.torch import _group
+from addend.torch import _collectives, _group
+from addend.torch._bucket import Plan
+from addend.torch._peers import Place
 
 
 def attach_and_close(rank: int, world: int) -> None:
@@ -270,3 +272,21 @@ def test_a_rank_that_fails_beside_sums_left_to_the_backend_tells_the_others(view
         assert failure in error
         assert place in failure
         assert ("rank 1 gave up" in failure) == (rank != 1)
+
+
+def overtaken(rank: int, world: int) -> str:
+    """As soon as a step's last future is set, the next step may run, and end."""
+    engine = _collectives._context(None, None).engine
+    errors: list[Exception] = []
+
+    def done(_: Any) -> None:
+        engine.leave(lambda: torch.ones(3), Place(2, 1), lambda: None, apart=False).wait()
+
+    engine.agree(Place(1, 1), Plan("nothing"), done, errors.append)
+    engine.drain()
+    assert not errors, errors
+    return str(engine._where())
+
+
+def test_a_rank_is_where_its_latest_sum_was() -> None:
+    assert run_ranks(1, overtaken) == ["step 2, bucket 1, round 1"]
