@@ -20,14 +20,14 @@ Exit code 1 if one is below that, which int8 and int4 are today, or if a codec's
 from __future__ import annotations
 
 import argparse
-import ctypes
 import sys
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from addend import Codec, fold, fold_table
+from addend import Codec
+from addend.simulation import add_planes
 
 Floats = NDArray[np.float32]
 
@@ -57,27 +57,14 @@ def error_of(estimate: Floats, truth: NDArray[np.float64]) -> float:
     return float(np.sum((estimate - truth) ** 2) / np.sum(truth**2))
 
 
-def add_planes(codecs: list[Codec]) -> int:
+def add_round(codecs: list[Codec]) -> int:
     """One round of all workers. Its bytes, up and down; 0 after the last."""
     rounds = [codec.next_round() for codec in codecs]
     if rounds[0] is None:
         return 0
-    cost = 0
     for planes in zip(*(each.planes for each in rounds if each is not None)):
-        first = planes[0]
-        cost += first.nbytes + first.sum_nbytes
-        if first.op.is_table_sum:
-            ctypes.memset(first.sums, 0, first.sum_nbytes)
-            for plane in planes:
-                fold_table(first.op, first.sums, plane.data, plane.table, plane.lanes)
-            for plane in planes[1:]:
-                ctypes.memmove(plane.sums, first.sums, first.sum_nbytes)
-            continue
-        for plane in planes[1:]:
-            fold(first.op, first.data, plane.data, first.lanes)
-        for plane in planes[1:]:
-            ctypes.memmove(plane.data, first.data, first.nbytes)
-    return cost
+        add_planes(planes)
+    return sum(plane.nbytes + plane.sum_nbytes for plane in rounds[0].planes)
 
 
 def ours(spec: str, gradients: Floats) -> Point:
@@ -91,7 +78,7 @@ def ours(spec: str, gradients: Floats) -> Point:
         sums = gradients.copy()
         for codec, each in zip(codecs, sums):
             codec.begin(each.ctypes.data)
-        while spent := add_planes(codecs):
+        while spent := add_round(codecs):
             cost += spent
         for codec, each in zip(codecs, sums):
             codec.finish(each.ctypes.data)

@@ -125,7 +125,7 @@ class Simulator:
             if not planes:
                 break
             for same_plane in zip(*planes):
-                _reduce(same_plane)
+                add_planes(same_plane)
         for codec, address in zip(self._codecs, addresses):
             codec.finish(address)
 
@@ -145,7 +145,7 @@ def simulate(
     return Simulator(codec, op=op, seed=seed).step(arrays)
 
 
-def _reduce(planes: Sequence[Plane]) -> None:
+def add_planes(planes: Sequence[Plane]) -> None:
     """Leaves the sum over workers, folded in their order, in every worker's plane."""
     first = planes[0]
     if first.op.is_table_sum:

@@ -7,7 +7,6 @@ part that takes a minute and a half. Usage: loss_bars.py PATH_OF_ADDEND PATH_OF_
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -33,15 +32,10 @@ def measure(
         for size, steps in sizes.items():
             options = (
                 f"-b {size} -e {size} -w 2 -n {steps} -c dense -c exact --density 0.05 "
-                "--overlap full --values integers --json"
+                "--overlap full --values integers"
             )
-            processes = [service.worker(worker, WORLD, options) for worker in range(WORLD)]
-            outputs = [process.communicate(timeout=900) for process in processes]
-            if any(process.returncode != 0 for process in processes):
-                raise RuntimeError(str(outputs))
-            for row in json.loads(outputs[0][0])["results"]:
-                assert row["wrong"] == 0
-                seconds[row["codec"], size] = row["time_us"] / 1e6
+            for codec, each in service.measure(WORLD, options).items():
+                seconds[codec, size] = each
         return seconds
     finally:
         network.close()

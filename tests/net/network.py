@@ -274,6 +274,16 @@ class Service:
             *shlex.split(f"perf --reducer service {words}"),
         )
 
+    def measure(self, world: int, options: str) -> dict[str, float]:
+        """Seconds of a step by codec, of all workers together; answers checked."""
+        processes = [self.worker(number, world, options + " --json") for number in range(world)]
+        outputs = [process.communicate(timeout=900) for process in processes]
+        if any(process.returncode != 0 for process in processes):
+            raise RuntimeError(str(outputs))
+        rows = json.loads(outputs[0][0])["results"]
+        assert all(row["wrong"] == 0 for row in rows), rows
+        return {row["codec"]: row["time_us"] / 1e6 for row in rows}
+
     def _start(self) -> subprocess.Popen[str]:
         process = self.network.start(self.space, self.addend, "serve", "--config", self.config)
         assert process.stdout is not None
