@@ -91,6 +91,16 @@ TEST(StagedReducer, SumsRoundsOfTheHostInChunks) {
   });
 }
 
+void expect_mismatch(Reducer& reducer, uint32_t worker, Round& round) {
+  const Reducer::Claim claim{"the plan", worker};
+  const auto number = reducer.start_step(std::span(&claim, 1), round);
+  ASSERT_TRUE(number);
+  const auto done = reducer.wait(*number, soon());
+  ASSERT_FALSE(done);
+  EXPECT_EQ(done.error().code, Errc::kMismatch);
+  EXPECT_NE(done.error().message.find("the plan"), std::string::npos);
+}
+
 TEST(StagedReducer, ADifferenceIsToldToAllAndTheGroupGoesOn) {
   on_all(2, [](uint32_t worker, std::unique_ptr<Reducer> host) {
     auto reducer = create_staged_reducer(std::move(host), kSmall);
@@ -98,12 +108,7 @@ TEST(StagedReducer, ADifferenceIsToldToAllAndTheGroupGoesOn) {
     std::vector<uint32_t> lanes(1000, 1);
     Round round;
     round.add({Op::kSumI32, lanes.size(), lanes.data(), nullptr, nullptr});
-    const Reducer::Claim claim{"the plan", worker};
-    const auto number = (*reducer)->start_step(std::span(&claim, 1), round);
-    ASSERT_TRUE(number);
-    const auto done = (*reducer)->wait(*number, soon());
-    ASSERT_FALSE(done);
-    EXPECT_EQ(done.error().code, Errc::kMismatch);
+    expect_mismatch(**reducer, worker, round);
     const Status again = (*reducer)->reduce(round, soon());
     ASSERT_TRUE(again) << again.error().message;
     EXPECT_EQ(lanes[999], 2u);
@@ -117,13 +122,7 @@ TEST(StagedReducer, ADifferenceIsToldToAllWithChunksUnderWay) {
     std::vector<uint32_t> lanes(20000, 1);
     Round round;
     round.add({Op::kSumI32, lanes.size(), lanes.data(), nullptr, nullptr});
-    const Reducer::Claim claim{"the plan", worker};
-    const auto number = (*reducer)->start_step(std::span(&claim, 1), round);
-    ASSERT_TRUE(number);
-    const auto done = (*reducer)->wait(*number, soon());
-    ASSERT_FALSE(done);
-    EXPECT_EQ(done.error().code, Errc::kMismatch);
-    EXPECT_NE(done.error().message.find("the plan"), std::string::npos);
+    expect_mismatch(**reducer, worker, round);
   });
 }
 

@@ -43,6 +43,20 @@ inline Gradients gaussian(const Layout& layout, uint64_t seed, double scale = 1)
                       [&](uint32_t w, uint64_t i) { return scale * normal(seed + 100 * w, i); });
 }
 
+/// Adds weight * gradient to total.
+inline void accumulate(const Layout& layout, const std::vector<uint8_t>& gradient, double weight,
+                       std::vector<double>& total) {
+  for (uint64_t i = 0; i < layout.count; ++i)
+    total[i] += weight * static_cast<double>(read(layout.dtype, gradient, i));
+}
+
+inline double norm(const std::vector<double>& x) {
+  double energy = 0;
+  for (const double value : x)
+    energy += value * value;
+  return std::sqrt(energy);
+}
+
 struct Distance {
   double error = 0;    // norm of (sum of decoded - sum of gradients)
   double largest = 0;  // sqrt(world) times the largest norm of a worker

@@ -19,18 +19,6 @@ const std::vector<std::string> kSpecs = {
     "quant:norms=ahead,feedback=float,bits=4,carrier=indices,block=64",
     "quant:norms=ahead,feedback=float,rotate=none"};
 
-void add_to(const Layout& layout, const Bytes& gradient, double weight, std::vector<double>& sum) {
-  for (uint64_t i = 0; i < layout.count; ++i)
-    sum[i] += weight * static_cast<double>(read(layout.dtype, gradient, i));
-}
-
-double norm_of(const std::vector<double>& x) {
-  double energy = 0;
-  for (const double value : x)
-    energy += value * value;
-  return std::sqrt(energy);
-}
-
 /// A sequence of steps, and what has not come back yet of all that went in.
 struct Owed {
   Owed(const std::string& spec, const Layout& at) : layout(at), workers(spec, at), sum(at.count) {}
@@ -38,11 +26,11 @@ struct Owed {
   void step(uint64_t seed, double scale) {
     Gradients gradients = gaussian(layout, seed, scale);
     for (const Bytes& gradient : gradients)
-      add_to(layout, gradient, 1, sum);
+      accumulate(layout, gradient, 1, sum);
     ASSERT_TRUE(workers.step(gradients));
-    add_to(layout, gradients[0], -1, sum);
+    accumulate(layout, gradients[0], -1, sum);
   }
-  double left() const { return norm_of(sum); }
+  double left() const { return norm(sum); }
 
   Layout layout;
   QuantWorkers workers;
@@ -90,7 +78,7 @@ TEST(NormsAhead, LoseLittleMoreThanNormsOfTheStep) {
       Gradients gradients = gaussian(layout, 77 * step, scale);
       std::vector<double> sum(layout.count);
       for (const Bytes& gradient : gradients)
-        add_to(layout, gradient, 1, sum);
+        accumulate(layout, gradient, 1, sum);
       EXPECT_TRUE(workers.step(gradients));
       for (uint64_t i = 0; i < layout.count; ++i) {
         const double got = static_cast<double>(read(layout.dtype, gradients[0], i));
@@ -213,12 +201,12 @@ TEST(NormsAhead, MissingWorkersAreMadeUpFor) {
         const bool out = step < 20 && (step % 5 == w || step % 7 == w);
         workers.leave_out(w, out);
         contributors += out ? 0 : 1;
-        add_to(layout, gradients[w], out ? 0 : 1, missing);
+        accumulate(layout, gradients[w], out ? 0 : 1, missing);
       }
       ASSERT_TRUE(workers.step(gradients));
-      add_to(layout, gradients[0], -static_cast<double>(contributors) / 4, missing);
+      accumulate(layout, gradients[0], -static_cast<double>(contributors) / 4, missing);
     }
-    EXPECT_LT(norm_of(missing), spec.find("byte") == std::string::npos ? 1e-2 : 10.0) << spec;
+    EXPECT_LT(norm(missing), spec.find("byte") == std::string::npos ? 1e-2 : 10.0) << spec;
   }
 }
 

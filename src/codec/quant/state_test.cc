@@ -20,20 +20,6 @@ std::vector<double> zeros_of(const Layout& layout) {
   return std::vector<double>(layout.count, 0.0);
 }
 
-// Adds weight * gradient to total.
-void accumulate(const Layout& layout, const Bytes& gradient, double weight,
-                std::vector<double>& total) {
-  for (uint64_t i = 0; i < layout.count; ++i)
-    total[i] += weight * static_cast<double>(read(layout.dtype, gradient, i));
-}
-
-double norm(const std::vector<double>& x) {
-  double energy = 0;
-  for (const double value : x)
-    energy += value * value;
-  return std::sqrt(energy);
-}
-
 // Feedback holds back what a step does not deliver; steps without gradients then deliver it, also
 // after absences. The residual is in units of one gradient, so the factor N/n of the sums is undone
 // here; what sums come to with it is the law of tests/laws/missing_workers_test.cc.
