@@ -139,7 +139,9 @@ void Control::run() {
     const auto until = watch(ready, Clock::now());
     const auto pause = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
     poll(ready.data(), ready.size(), static_cast<int>(std::max<int64_t>(pause.count(), 0)));
-    if (ready[1].revents != 0) run_posted();
+    // Always, and before the connections: that an epoch ended was posted before its workers heard
+    // of it and hung up.
+    run_posted();
     const auto now = Clock::now();
     const auto entries = std::span(ready).subspan(2);
     const std::size_t known = connections_.size();

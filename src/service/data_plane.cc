@@ -62,8 +62,11 @@ void add_counters(DataPlaneStatus& to, const dataplane::DriverCounters& from) {
 
 }  // namespace
 
-DataPlane::DataPlane(FrameSink& sink)
-    : sink_(sink), super_(net::kMaxSuperBytes), singles_(net::kMaxSuperBytes) {}
+DataPlane::DataPlane(FrameSink& sink, OnEnded on_ended)
+    : sink_(sink),
+      on_ended_(std::move(on_ended)),
+      super_(net::kMaxSuperBytes),
+      singles_(net::kMaxSuperBytes) {}
 
 void DataPlane::add(std::shared_ptr<const JobEpoch> job, aggregate::Slots slots,
                     std::unique_ptr<dataplane::DriverPart> driver) {
@@ -121,7 +124,7 @@ void DataPlane::end_path(const net::Address& worker) {
     aggregate::Reply reply;
     part.slots.end(ADDEND_NOTICE_PATH, static_cast<uint32_t>(found - workers.begin()), reply);
     share(part);
-    note_end(reply);
+    tell_end(reply);
     reply_to_everyone(part, reply);
   }
   flush();
@@ -245,7 +248,7 @@ void DataPlane::take(std::span<const Arrival> arrivals, uint64_t now_ns) {
     const aggregate::Outcome outcome =
         one.part->slots.handle(one.header, one.bytes.data() + ADDEND_FRAME_HEADER_BYTES,
                                static_cast<uint32_t>(one.bytes.size()), now_ns);
-    if (outcome.refusal == ADDEND_REFUSAL_MISMATCH) note_end(outcome.reply);
+    if (outcome.refusal == ADDEND_REFUSAL_MISMATCH) tell_end(outcome.reply);
     reply(*one.part, one.header.worker, outcome.reply);
     if (share(*one.part)) one.part->driver->give(one.part->slots, one.header.slot);
   }
@@ -276,14 +279,16 @@ void DataPlane::recall(Part& part, uint64_t now_ns) {
   if (waits_long) part.driver->fetch_all(part.slots);
 }
 
-void DataPlane::note_end(const aggregate::Reply& reply) { ended_.push_back(reply.header); }
+void DataPlane::tell_end(const aggregate::Reply& reply) {
+  if (on_ended_) on_ended_(reply.header);
+}
 
 void DataPlane::expire(uint64_t now_ns) {
   for (auto& [epoch, part] : parts_) {
     aggregate::Reply reply;
     recall(part, now_ns);
     while (part.slots.expire(now_ns, reply)) {
-      if (reply.header.kind == ADDEND_FRAME_NOTICE) note_end(reply);
+      if (reply.header.kind == ADDEND_FRAME_NOTICE) tell_end(reply);
       reply_to_everyone(part, reply);
       share(part);  // if somebody is absent now, turns in the driver no longer wait for it
     }
@@ -291,7 +296,7 @@ void DataPlane::expire(uint64_t now_ns) {
     const uint64_t in_vain = part.left & part.slots.waited_for(now_ns);
     if (in_vain == 0) continue;
     part.slots.end(ADDEND_NOTICE_CLOSED, static_cast<uint32_t>(std::countr_zero(in_vain)), reply);
-    note_end(reply);
+    tell_end(reply);
     reply_to_everyone(part, reply);
   }
 }

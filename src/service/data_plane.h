@@ -5,10 +5,10 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "aggregate/slots.h"
@@ -56,7 +56,12 @@ struct DataPlaneStatus {
 /// One thread at a time.
 class DataPlane {
  public:
-  explicit DataPlane(FrameSink& sink);
+  /// Told of each epoch that ends by itself (a turn that timed out or waits in vain, a mismatch, a
+  /// path), before its workers are: whoever hears the notice may leave at once, and must not be
+  /// taken for the cause.
+  using OnEnded = std::function<void(const addend_frame_header& notice)>;
+
+  explicit DataPlane(FrameSink& sink, OnEnded on_ended = {});
 
   /// REQUIRES: no epoch of that number is here. `driver`: the same slots in a network driver, which
   /// folds what it can; null: there is none.
@@ -84,9 +89,6 @@ class DataPlane {
   void expire(uint64_t now_ns);
   void flush();
 
-  /// Epochs that ended by themselves (a turn that timed out or waits in vain, a mismatch) since the
-  /// last call.
-  std::vector<addend_frame_header> take_ended() { return std::exchange(ended_, {}); }
   /// Whether some job has patience, so that expire has something to watch.
   bool watches_time() const { return patient_jobs_ > 0; }
   DataPlaneStatus status(uint64_t now_ns) const;
@@ -130,9 +132,10 @@ class DataPlane {
   void flush_super();
   void flush_row();
   void flush_singles();
-  void note_end(const aggregate::Reply& reply);
+  void tell_end(const aggregate::Reply& reply);
 
   FrameSink& sink_;
+  OnEnded on_ended_;
   std::unordered_map<uint32_t, Part> parts_;
   Part* latest_ = nullptr;  // most datagrams are of the same job as the one before
   uint32_t patient_jobs_ = 0;
@@ -142,7 +145,6 @@ class DataPlane {
   };
   std::unordered_map<uint32_t, Expected> probes_;
   DataPlaneStatus status_;
-  std::vector<addend_frame_header> ended_;
 
   // Results of one job that wait to be sent to all its workers in one go.
   std::vector<uint8_t> super_;

@@ -35,7 +35,7 @@ class OutboxSink final : public FrameSink {
 }  // namespace
 
 Result<std::unique_ptr<DataThread>> DataThread::start(const net::Address& address,
-                                                      OnEnded on_ended) {
+                                                      DataPlane::OnEnded on_ended) {
   auto socket = net::UdpSocket::bind(address, kBufferBytes);
   if (!socket) return socket.error();
   net::Descriptor wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -46,7 +46,7 @@ Result<std::unique_ptr<DataThread>> DataThread::start(const net::Address& addres
   return thread;
 }
 
-DataThread::DataThread(net::UdpSocket socket, net::Descriptor wake, OnEnded on_ended)
+DataThread::DataThread(net::UdpSocket socket, net::Descriptor wake, DataPlane::OnEnded on_ended)
     : socket_(std::move(socket)), wake_(std::move(wake)), on_ended_(std::move(on_ended)) {}
 
 DataThread::~DataThread() {
@@ -87,7 +87,7 @@ void DataThread::receive(DataPlane& plane, net::Inbox& inbox, uint64_t now) {
 
 void DataThread::run() {
   OutboxSink sink(socket_);
-  DataPlane plane(sink);
+  DataPlane plane(sink, on_ended_);
   net::Inbox inbox;
   uint64_t next_expiry_ns = 0, next_status_ns = 0;
   while (!stop_) {
@@ -108,8 +108,6 @@ void DataThread::run() {
     }
     plane.flush();
     if (const auto worker = sink.take_too_long()) plane.end_path(*worker);
-    for (const addend_frame_header& notice : plane.take_ended())
-      on_ended_(notice);
     if (now >= next_status_ns) {
       at_work_ = std::chrono::steady_clock::now();
       DataPlaneStatus status = plane.status(now);

@@ -18,13 +18,11 @@ namespace addend::service {
 /// Any thread may call. Work that is posted runs in order, on the thread that owns the plane.
 class DataThread {
  public:
-  /// Called on the data thread when an epoch ends by itself.
-  using OnEnded = std::function<void(const addend_frame_header& notice)>;
-
   /// Asked of the kernel for datagrams that wait.
   static constexpr uint32_t kBufferBytes = 8u << 20;
 
-  static Result<std::unique_ptr<DataThread>> start(const net::Address& address, OnEnded on_ended);
+  static Result<std::unique_ptr<DataThread>> start(const net::Address& address,
+                                                   DataPlane::OnEnded on_ended);
   /// Stops at once; what was posted before has run.
   ~DataThread();
 
@@ -39,14 +37,14 @@ class DataThread {
   uint64_t too_long() const { return too_long_.load(std::memory_order_relaxed); }
 
  private:
-  DataThread(net::UdpSocket socket, net::Descriptor wake, OnEnded on_ended);
+  DataThread(net::UdpSocket socket, net::Descriptor wake, DataPlane::OnEnded on_ended);
   void run();
   void run_posted(DataPlane& plane);
   void receive(DataPlane& plane, net::Inbox& inbox, uint64_t now_ns);
 
   net::UdpSocket socket_;
   net::Descriptor wake_;
-  OnEnded on_ended_;
+  DataPlane::OnEnded on_ended_;
   std::atomic<bool> stop_{false};
   std::atomic<std::chrono::steady_clock::time_point> at_work_{std::chrono::steady_clock::now()};
   std::atomic<uint64_t> dropped_{0}, too_long_{0};

@@ -31,7 +31,7 @@ using Clock = std::chrono::steady_clock;
 
 class RunningThreads final : public DataThreads {
  public:
-  Status start_all(const net::Address& address, uint32_t count, const DataThread::OnEnded& ended) {
+  Status start_all(const net::Address& address, uint32_t count, const DataPlane::OnEnded& ended) {
     for (uint32_t i = 0; i < count; ++i) {
       net::Address own = address;
       if (address.port() != 0) own.set_port(static_cast<uint16_t>(address.port() + i));
