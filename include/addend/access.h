@@ -22,9 +22,10 @@ struct ServiceCertificates {
 
 /// Where an aggregation server is, and who asks.
 struct ServiceAccess {
-  std::string aggregator;  ///< "host:port" of its control plane
-  std::string identity;    ///< tenant, or "tenant/job" with a job's own key
-  ServiceKey key;          ///< or certificates
+  /// "host:port" of its control plane. A worker may list several, separated by commas.
+  std::string aggregator;
+  std::string identity;  ///< tenant, or "tenant/job" with a job's own key
+  ServiceKey key;        ///< or certificates
   ServiceCertificates certificates;
 };
 

@@ -230,7 +230,7 @@ typedef struct addend_service_options {
   uint32_t quorum;        /* 0: every worker must contribute */
   uint64_t patience_ns;   /* 0: until the caller's deadline */
   uint64_t join_timeout_ns;
-  const char* aggregator; /* "host:port" of the server's control plane */
+  const char* aggregator; /* "host:port" of the server's control plane; or several: "a:1,b:1" */
   const char* job;        /* "default" */
   const char* identity;   /* tenant, or "tenant/job"; "default" */
   const uint8_t* key;     /* 32 bytes, or NULL with certificates */

@@ -201,9 +201,10 @@ struct ServiceReducerOptions {
 /// Whether this build has the aggregation service and its client.
 bool has_service();
 
-/// A worker's end of a job at an aggregation server. Returns when all workers have joined. In a job
-/// that does not allow floats their sums travel as integers (docs/service.md). kUnsupported in a
-/// build without the service.
+/// A worker's end of a job at an aggregation server, or at several, each of which then sums a share
+/// of every round (docs/service.md): all workers list them in one order. Returns when all workers
+/// have joined. In a job that does not allow floats their sums travel as integers. kUnsupported in
+/// a build without the service, and for a quorum over several servers.
 Result<std::unique_ptr<Reducer>> create_service_reducer(const ServiceReducerOptions& options);
 
 struct StagedOptions {

@@ -21,6 +21,8 @@ KEY_FILE_VARIABLE = "ADDEND_KEY_FILE"
 class Aggregator:
     """Where the server is and who we are there.
 
+    `address` may list several servers, "a:7700,b:7700", in the same order on all ranks: each sums a
+    share of every round, so that a job has the bandwidth of all of them (not with a quorum).
     `key_file`: as `addend keygen` makes it; by default what ADDEND_KEY_FILE names. Or certificates:
     `authority`, `certificate`, `certificate_key`, PEM files. `slots`, `payload_bytes` (at most),
     `patience_s` and `quorum` count for the worker whose join makes the job; all workers must name
@@ -28,7 +30,7 @@ class Aggregator:
     server that is gone, before the process group does the sums instead (not with a quorum).
     """
 
-    address: str  # "host:port" of the control plane
+    address: str  # "host:port" of the control plane, or several
     job: str = "default"
     identity: str = "default"  # tenant, or "tenant/job" with a job's own key
     key_file: str | None = None

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The service's bars on links of 1 Gbit/s, one run, answers checked: four worker namespaces, one
 link each to the server's, as if the server stood in the switch; shown beside it: a server behind
-one such link, as an ordinary machine is. Against Gloo's ring on the same links (needs torch; left
-out otherwise), and with 1 % loss in both directions. Then the mesh, which needs no server. Usage:
-bars.py PATH_OF_ADDEND [PYTHON_WITH_TORCH]
+one such link, as an ordinary machine is, and two of them for one job. Against Gloo's ring on the
+same links (needs torch; left out otherwise), and with 1 % loss in both directions. Then the mesh,
+which needs no server. Usage: bars.py PATH_OF_ADDEND [PYTHON_WITH_TORCH]
 """
 
 from __future__ import annotations
@@ -88,13 +88,13 @@ class Bars:
             self.limit_link(self.network.server_space, f"s{worker}")
             self.limit_link(self.network.space(worker), "w")
 
-    def serve_behind_one_link(self) -> str:
-        """A second server, in a namespace of its own; its address."""
-        space, address = self.network.add_host("box")
-        self.limit_link(self.network.server_space, "box")
+    def serve_behind_one_link(self, device: str) -> str:
+        """One more server, in a namespace of its own; where it is."""
+        space, address = self.network.add_host(device)
+        self.limit_link(self.network.server_space, device)
         self.limit_link(space, "w")
         Service(self.network, self.addend, self.folder, space=space)
-        return address
+        return f"{address}:7700"
 
     def connect_workers(self) -> None:
         """The ring goes from worker to worker through the server's namespace, a switch."""
@@ -155,7 +155,7 @@ class Bars:
                 "--reducer",
                 "service",
                 "--aggregator",
-                f"{server or f'10.77.{worker}.1'}:7700",
+                server or f"10.77.{worker}.1:7700",
                 *shlex.split(f"--identity lab --key {self.key} --workers {WORLD}"),
             ],
         )
@@ -231,11 +231,19 @@ class Bars:
             f"{exact:.3f} s"
         )
         self.connect_workers()
-        box = self.serve_behind_one_link()
+        box, bay = self.serve_behind_one_link("box"), self.serve_behind_one_link("bay")
         lone_dense = self.service_seconds("dense", server=box)
         lone_exact = self.service_seconds("exact", piece=4 << 20, server=box)
         print(
             f"the server behind one such link: dense {lone_dense:.3f} s, exact {lone_exact:.3f} s"
+        )
+        two_dense = self.service_seconds("dense", server=f"{box},{bay}")
+        print(f"two such servers: dense {two_dense:.3f} s")
+        self.judge(
+            "two servers behind a link each: one's time / theirs",
+            lone_dense / two_dense,
+            1.8,
+            at_most=False,
         )
         if python is not None:
             ring = self.script_seconds(python, RING)

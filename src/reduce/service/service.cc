@@ -10,9 +10,7 @@
 //   broken: every later round fails with the same reason <---------------------------'
 //
 // `changed` leaves a reducer joined: the step begins again, with the workers that are there.
-#include "addend/reduce.h"
-
-#ifdef ADDEND_HAVE_SERVICE
+#include "reduce/service/service.h"
 
 #include <algorithm>
 #include <bit>
@@ -32,8 +30,7 @@
 #include "reduce/service/shared_exponent.h"
 #include "reduce/service/stream.h"
 
-namespace addend {
-namespace service_client {
+namespace addend::service_client {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -402,27 +399,10 @@ Status check(const ServiceReducerOptions& options) {
 }
 
 }  // namespace
-}  // namespace service_client
 
-bool has_service() { return true; }
-
-Result<std::unique_ptr<Reducer>> create_service_reducer(const ServiceReducerOptions& options) {
-  ADDEND_TRY(service_client::check(options));
-  return service_client::ServiceReducer::create(options);
+Result<std::unique_ptr<Reducer>> join_server(const ServiceReducerOptions& options) {
+  ADDEND_TRY(check(options));
+  return ServiceReducer::create(options);
 }
 
-}  // namespace addend
-
-#else
-
-namespace addend {
-
-bool has_service() { return false; }
-Result<std::unique_ptr<Reducer>> create_service_reducer(const ServiceReducerOptions&) {
-  return make_error(Errc::kUnsupported,
-                    "this build has no aggregation service; install libssl-dev and build again");
-}
-
-}  // namespace addend
-
-#endif
+}  // namespace addend::service_client
