@@ -30,6 +30,7 @@ PUBLIC = {
     "codec.h": "codec",
     "snapshot.h": "codec",
     "rows.h": "codec",
+    "control.h": "control",
     "reduce.h": "reduce",
     "pipeline.h": "pipeline",
     "file.h": "file",

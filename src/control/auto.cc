@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "control/auto.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "control/costs.h"
+
+namespace addend::control {
+namespace {
+
+constexpr double kWorthIt = 1.05;  // gain for which a plan is left
+constexpr double kNoise = 1.001;   // gain of one bucket that is none
+constexpr uint64_t kDwell = 3;     // windows that a bucket keeps its codec, and that are short
+constexpr uint32_t kFirstSteps = 6, kTrialSteps = 10;                // of such windows, at least
+constexpr double kSlower = 1.02, kMuchSlower = 1.1, kFarSlower = 2;  // than dense
+constexpr uint32_t kSlowWindows = 3;
+constexpr uint64_t kHold = 10, kMostHold = 160;  // windows that a plan which was slower stays away
+constexpr uint64_t kReferenceEvery = 500;        // steps
+constexpr uint32_t kReferenceSteps = 3;
+constexpr uint64_t kDropsWindows = 10;
+constexpr std::size_t kMostDrops = 3;
+constexpr double kResidualCap = 20;  // norms of the gradient
+constexpr uint64_t kLeastElements = 1024;
+constexpr double kSettled = 0.5;         // relative change of norms, squared
+constexpr uint64_t kLongestWarmUp = 10;  // windows
+constexpr double kRateChanged = 0.25;
+constexpr double kMoved = 0.1;  // of a density
+constexpr double kMispredicted = 0.2;
+constexpr double kProbing = 0.01;   // of the time
+constexpr double kMostCredit = 10;  // windows' worth of it
+
+using Plan = std::vector<uint32_t>;
+
+/// What a bucket may have.
+struct Choices {
+  std::vector<uint8_t> allowed;  // of each candidate
+  Reason why = Reason::kBest;
+};
+
+/// What is remembered of a bucket.
+struct Past {
+  uint64_t since = 0;  // window from which on it has its codec
+  double ceiling = std::numeric_limits<double>::infinity();  // of the factor
+  double density = 1;
+  std::vector<uint64_t> drops;         // windows at whose end phi was below the floor
+  std::vector<uint64_t> barred_until;  // of each candidate
+};
+
+class Auto final : public Controller {
+ public:
+  explicit Auto(const Setup& setup) : setup_(setup), costs_(setup_) { forget(); }
+  // costs_ points to setup_.
+  Auto(const Auto&) = delete;
+  Auto& operator=(const Auto&) = delete;
+
+  uint32_t first_steps() const override { return setup_.options.window; }
+
+  Result<Decision> decide(const Observation& seen) override {
+    if (seen.buckets.size() != setup_.buckets.size() ||
+        seen.candidates.size() != setup_.buckets.size() * setup_.candidates.size()) {
+      return make_error(Errc::kInvalidArgument, "an observation of other buckets or candidates");
+    }
+    if (seen.step.world > 0 && seen.step.world != setup_.world) {
+      setup_.world = static_cast<uint32_t>(seen.step.world);
+      forget();
+    }
+    const bool moved = costs_.learn(seen, plan_);
+    look(seen);
+    judge(seen);
+    const std::vector<Choices> choices = restrict(seen, moved);
+    Decision out;
+    out.window = window_;
+    out.realised_s = seen.step.step_s;
+    out.foreseen_s = foreseen_s_;
+    choose(choices, moved, out);
+    schedule(seen, out);
+    foreseen_s_ = out.predicted_s;
+    out.latency_s = costs_.latency_s();
+    out.bytes_per_s = costs_.bytes_per_s();
+    ++window_;
+    return out;
+  }
+
+ private:
+  uint64_t buckets() const { return setup_.buckets.size(); }
+  uint32_t candidates() const { return static_cast<uint32_t>(setup_.candidates.size()); }
+  bool all_dense() const {
+    return std::all_of(plan_.begin(), plan_.end(), [](uint32_t c) { return c == 0; });
+  }
+  bool exact_only() const { return !warm_ || rate_changed_; }
+  double worth(const Plan& plan) const { return costs_.phi(plan) / costs_.predict(plan); }
+
+  // As if nothing had been seen yet: of another world, nothing holds.
+  void forget() {
+    costs_ = Costs(setup_);
+    plan_.assign(buckets(), 0);
+    past_.assign(buckets(), Past{});
+    for (Past& past : past_)
+      past.barred_until.assign(candidates(), 0);
+    energy_ = std::nan("");
+    warm_ = false;
+    warm_until_ = window_ + kLongestWarmUp;
+    dense_until_ = slow_ = 0;
+    hold_ = kHold;
+    dense_s_ = foreseen_s_ = 0;
+  }
+
+  // Learning rate and norms: whether gradients are in a state that errors may do harm in.
+  void look(const Observation& seen) {
+    const double rate = seen.step.learning_rate;
+    if (!std::isnan(rate)) {
+      if (std::isnan(rate_)) rate_ = rate;
+      rate_changed_ = std::fabs(rate - rate_) > kRateChanged * rate_;
+      if (rate_changed_) rate_ = rate;
+    }
+    double energy = 0;
+    for (const BucketSignals& bucket : seen.buckets)
+      energy += std::isnan(bucket.energy) ? 0 : bucket.energy;
+    if (!std::isnan(energy_) && std::fabs(energy - energy_) <= kSettled * energy_) warm_ = true;
+    if (window_ + 1 >= warm_until_) warm_ = true;
+    energy_ = energy;
+  }
+
+  // Never slower than dense: against steps of this very window that went dense.
+  void judge(const Observation& seen) {
+    const double now = seen.step.step_s, reference = seen.step.dense_step_s;
+    if (all_dense()) {
+      dense_s_ = now;
+      slow_ = 0;
+      return;
+    }
+    if (std::isnan(reference)) return;
+    dense_s_ = reference;
+    if (now <= kSlower * reference) {
+      slow_ = 0;
+      hold_ = kHold;
+      return;
+    }
+    slow_ += now > kFarSlower * reference ? 3 : now > kMuchSlower * reference ? 2 : 1;
+    if (slow_ < kSlowWindows) return;
+    slow_ = 0;
+    dense_until_ = window_ + hold_;
+    hold_ = std::min(2 * hold_, kMostHold);
+  }
+
+  std::vector<Choices> restrict(const Observation& seen, bool moved) {
+    std::vector<Choices> all(buckets());
+    for (uint64_t b = 0; b < buckets(); ++b) {
+      Choices& mine = all[b];
+      const bool dropped = drops(b);
+      mine.allowed.assign(candidates(), 0);
+      mine.allowed[0] = 1;
+      if (forced_dense(seen.buckets[b], b, mine.why)) continue;
+      for (uint32_t c = 1; c < candidates(); ++c)
+        mine.allowed[c] = allows(b, c);
+      if (exact_only()) mine.why = rate_changed_ ? Reason::kRate : Reason::kWarmUp;
+      if (dropped) mine.why = Reason::kFloor;
+      const double density = seen.buckets[b].union_density;
+      const bool other = moved || std::fabs(density - past_[b].density) > kMoved * past_[b].density;
+      if (!std::isnan(density)) past_[b].density = density;
+      dwell(b, other || dropped || exact_only(), mine);
+    }
+    return all;
+  }
+
+  bool forced_dense(const BucketSignals& seen, uint64_t b, Reason& why) const {
+    if (setup_.buckets[b].elements < kLeastElements) {
+      why = Reason::kSmall;
+    } else if (seen.nonfinite > 0) {
+      why = Reason::kNonfinite;
+    } else if (seen.residual > kResidualCap) {
+      why = Reason::kResidual;
+    } else if (window_ < dense_until_) {
+      why = Reason::kSlower;
+    } else {
+      return false;
+    }
+    return true;
+  }
+
+  bool allows(uint64_t b, uint32_t c) const {
+    const Candidate& one = setup_.candidates[c];
+    if (!costs_.knows(b, c)) return false;
+    if (one.loss == Loss::kNone) return true;
+    if (exact_only() || setup_.options.floor >= 1) return false;
+    if (window_ < past_[b].barred_until[c] || !(costs_.phi(b, c) >= setup_.options.floor))
+      return false;
+    if (one.factor <= 1) return true;
+    const double now = setup_.candidates[plan_[b]].factor;
+    const double next = now > 1 ? 2 * now : least_factor();
+    return one.factor <= past_[b].ceiling && one.factor <= next;
+  }
+
+  double least_factor() const {
+    double least = std::numeric_limits<double>::infinity();
+    for (const Candidate& one : setup_.candidates) {
+      if (one.factor > 1) least = std::min(least, one.factor);
+    }
+    return least;
+  }
+
+  // Whether what a bucket has is below the floor; three times in ten windows is too often.
+  bool drops(uint64_t b) {
+    const uint32_t c = plan_[b];
+    if (setup_.candidates[c].loss == Loss::kNone || costs_.phi(b, c) >= setup_.options.floor)
+      return false;
+    Past& past = past_[b];
+    std::erase_if(past.drops, [&](uint64_t at) { return at + kDropsWindows <= window_; });
+    past.drops.push_back(window_);
+    if (past.drops.size() < kMostDrops) return true;
+    past.drops.clear();
+    past.barred_until[c] = window_ + kDropsWindows;
+    const double factor = setup_.candidates[c].factor;
+    if (factor > 1) past.ceiling = std::min(past.ceiling, factor) / 2;
+    return true;
+  }
+
+  // Rungs of one ladder are one codec, so a bucket may go from one to the next.
+  void dwell(uint64_t b, bool free, Choices& mine) const {
+    const uint32_t now = plan_[b];
+    if (free || now == 0 || window_ - past_[b].since >= kDwell || mine.allowed[now] == 0) return;
+    const bool ladder = setup_.candidates[now].factor > 1;
+    for (uint32_t c = 0; c < candidates(); ++c) {
+      const bool rung = ladder && setup_.candidates[c].factor > 1;
+      if (c != now && !rung) mine.allowed[c] = 0;
+    }
+    mine.why = Reason::kDwell;
+  }
+
+  // From dense, the largest bucket first, so that the plan depends on what is seen alone and not on
+  // the plan before.
+  Plan solve(const std::vector<Choices>& choices) const {
+    Plan plan(buckets(), 0);
+    for (uint64_t b = 0; b < buckets(); ++b) {
+      while (choices[b].allowed[plan[b]] == 0)
+        ++plan[b];
+    }
+    std::vector<uint64_t> order(buckets());
+    std::iota(order.begin(), order.end(), uint64_t{0});
+    std::stable_sort(order.begin(), order.end(), [&](uint64_t x, uint64_t y) {
+      return setup_.buckets[x].bytes > setup_.buckets[y].bytes;
+    });
+    for (int pass = 0; pass < 3; ++pass) {
+      const Plan before = plan;
+      for (const uint64_t b : order)
+        improve(b, choices[b], plan);
+      if (plan == before) break;
+    }
+    return plan;
+  }
+
+  void improve(uint64_t b, const Choices& mine, Plan& plan) const {
+    double best = worth(plan);
+    uint32_t found = plan[b];
+    for (uint32_t c = 0; c < candidates(); ++c) {
+      if (mine.allowed[c] == 0) continue;
+      plan[b] = c;
+      const double now = worth(plan);
+      if (now > best * kNoise) best = now, found = c;
+    }
+    plan[b] = found;
+  }
+
+  void choose(const std::vector<Choices>& choices, bool moved, Decision& out) {
+    Plan stay = plan_, dense(buckets(), 0);
+    for (uint64_t b = 0; b < buckets(); ++b) {
+      if (choices[b].allowed[stay[b]] == 0) stay[b] = 0;
+      if (choices[b].allowed[0] == 0) dense[b] = plan_[b];  // it dwells
+    }
+    Plan target = solve(choices);
+    if (worth(target) < kWorthIt * worth(dense)) target = dense;
+    const bool leave = moved || worth(target) >= kWorthIt * worth(stay);
+    const Plan& next = leave ? target : stay;
+    for (uint64_t b = 0; b < buckets(); ++b) {
+      Reason why = choices[b].why;
+      if (why == Reason::kBest && !leave && target[b] != stay[b]) why = Reason::kKept;
+      out.why.push_back(why);
+      if (next[b] != plan_[b]) past_[b].since = window_;
+    }
+    changed_at_ = next == plan_ ? changed_at_ : window_;
+    plan_ = out.plan = next;
+    out.predicted_s = costs_.predict(plan_);
+    out.predicted_dense_s = costs_.predict(Plan(buckets(), 0));
+    out.phi = costs_.phi(plan_);
+  }
+
+  // A new plan is tried for a few short windows with dense steps beside it.
+  void schedule(const Observation& seen, Decision& out) {
+    const Options& options = setup_.options;
+    const double step_s = seen.step.step_s;
+    const bool trial = !all_dense() && window_ - changed_at_ < kDwell;
+    out.steps = options.window;
+    if (trial) {
+      const bool first = window_ == changed_at_;
+      out.steps = first ? kFirstSteps : std::max(kTrialSteps, options.window / 10);
+      out.steps = std::min(options.window, out.steps);
+    } else if (step_s > 0 && step_s * options.window < options.window_s) {
+      out.steps = static_cast<uint32_t>(std::min(std::ceil(options.window_s / step_s), 1e6));
+    }
+    since_reference_ += static_cast<uint64_t>(std::max(0.0, seen.step.steps));
+    const bool doubtful = slow_ > 0 || (dense_s_ > 0 && step_s > kSlower * dense_s_);
+    if (!all_dense() && (trial || doubtful || since_reference_ >= kReferenceEvery)) {
+      out.reference_steps = std::min(kReferenceSteps, out.steps > 1 ? out.steps - 1 : 0);
+      since_reference_ = 0;
+    }
+    plan_probes(step_s, out);
+  }
+
+  // In turn, as far as one hundredth of the time goes; what was predicted badly comes first.
+  void plan_probes(double step_s, Decision& out) {
+    const double budget = kProbing * (step_s > 0 ? step_s * out.steps : 0);
+    credit_s_ = std::min(credit_s_ + budget, kMostCredit * budget);
+    const uint64_t all = buckets() * candidates();
+    out.probe.assign(all, 0);
+    const bool wrong = foreseen_s_ > 0 && !(window_ - changed_at_ < 1) &&
+                       std::fabs(step_s - foreseen_s_) > kMispredicted * foreseen_s_;
+    for (uint64_t b = 0; wrong && b < buckets(); ++b)
+      ask(b, plan_[b], out);
+    for (uint64_t tried = 0; tried < all; ++tried) {
+      if (!ask(cursor_ / candidates(), static_cast<uint32_t>(cursor_ % candidates()), out)) break;
+      cursor_ = (cursor_ + 1) % all;
+    }
+  }
+
+  // False: it has to wait for more time.
+  bool ask(uint64_t b, uint32_t c, Decision& out) {
+    uint8_t& asked = out.probe[b * candidates() + c];
+    if (c == 0 || asked != 0 || setup_.buckets[b].elements < kLeastElements) return true;
+    const double effort = costs_.effort(b, c);
+    if (effort > credit_s_) return false;
+    credit_s_ -= effort;
+    asked = 1;
+    return true;
+  }
+
+  Setup setup_;
+  Costs costs_;
+  Plan plan_;
+  std::vector<Past> past_;
+  uint64_t window_ = 0;
+  uint64_t changed_at_ = 0;
+  bool rate_changed_ = false;
+  double rate_ = std::nan("");
+  double energy_ = std::nan("");  // of the window before
+  bool warm_ = false;
+  uint64_t warm_until_ = 0;
+  uint64_t dense_until_ = 0, hold_ = kHold;
+  uint32_t slow_ = 0;
+  double dense_s_ = 0;  // a dense step, the last time that there was one
+  double foreseen_s_ = 0;
+  uint64_t since_reference_ = 0;
+  double credit_s_ = 0;
+  uint64_t cursor_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Controller> create_auto(const Setup& setup) {
+  return std::make_unique<Auto>(setup);
+}
+
+}  // namespace addend::control

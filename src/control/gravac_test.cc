@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include "control/simulated_training.h"
+
+namespace addend::control {
+namespace {
+
+// Candidates are dense and the ladder; `kept` are the gains of its rungs.
+SimulatedTraining job_of(const char* options, std::vector<double> kept) {
+  SimulatedTraining job(options, 2);
+  job.setup.candidates.resize(1);
+  for (const double factor : factors(job.setup.options))
+    job.setup.candidates.push_back({"topk", Loss::kBiased, factor, 1, 40, 2});
+  const std::size_t count = job.setup.candidates.size();
+  job.error.assign(count, 0);
+  job.seconds_per_element.assign(count, 0);
+  job.excess.assign(count, 1);
+  job.kept = {1};
+  job.kept.insert(job.kept.end(), kept.begin(), kept.end());
+  job.gbit = 1;
+  return job;
+}
+
+double factor(const SimulatedTraining& job, const Decision& decision) {
+  return job.setup.candidates[decision.plan[0]].factor;
+}
+
+TEST(Gravac, TheLaddersAreThePapers) {
+  const auto of = [](const char* text) { return factors(*Options::parse(text)); };
+  EXPECT_EQ(of("scaling=exponential,least=10,most=1000"),
+            (std::vector<double>{10, 20, 40, 160, 1000}));
+  EXPECT_EQ(of("scaling=geometric,least=10,most=2000"),
+            (std::vector<double>{10, 20, 40, 80, 160, 320, 640, 1280, 2000}));
+  EXPECT_EQ(of("least=5,most=5"), (std::vector<double>{5}));
+}
+
+TEST(Gravac, TheFirstWindowSendsTheLeastFactorAndEachWindowTriesTheNext) {
+  SimulatedTraining job = job_of("policy=gravac,window=4,omega=0", {0.99, 0.98, 0.97, 0.96, 0.95});
+  ControlledRun run(job);
+  for (const double expected : {10.0, 20.0, 40.0, 160.0, 1000.0, 1000.0}) {
+    EXPECT_EQ(factor(job, run.go(1)), expected == 10 ? 10 : expected);
+    run.go(3);
+  }
+}
+
+TEST(Gravac, BelowEpsilonTheFloorTravelsAndBelowThatEverything) {
+  SimulatedTraining job =
+      job_of("policy=gravac,window=4,epsilon=0.7,omega=0", {0.8, 0.5, 0.4, 0.3, 0.2});
+  ControlledRun run(job);
+  run.go(4);
+  for (int step = 0; step < 12; ++step)
+    EXPECT_EQ(factor(job, run.go(1)), 10) << step;
+  std::fill(job.kept.begin() + 1, job.kept.end(), 0.1);
+  run.go(200);
+  EXPECT_EQ(run.next.plan, all(job, kDense));
+  EXPECT_EQ(run.next.why[0], Reason::kFloor);
+  EXPECT_EQ(run.next.phi, 1);
+}
+
+// Without the floor's rise to 20, a candidate below epsilon would fall back to 10.
+TEST(Gravac, TheFloorRisesToWhatWasMeasuredAndNoFurther) {
+  SimulatedTraining job =
+      job_of("policy=gravac,window=4,epsilon=0.7,omega=0.02", {0.9, 0.89, 0.3, 0.3, 0.3});
+  // The two factors make such different progress that the search goes on.
+  ControlledRun run(job);
+  run.go(20);
+  EXPECT_EQ(factor(job, run.next), 20);
+}
+
+TEST(Gravac, OfTwoThatMakeEqualProgressTheLowerFactorIsKeptForGood) {
+  SimulatedTraining job =
+      job_of("policy=gravac,window=10,omega=0.05", {0.99, 0.99, 0.99, 0.99, 0.99});
+  job.backward_s = 10;  // sums hide behind it, so nothing is gained by a higher factor
+  ControlledRun run(job);
+  run.go(200);
+  EXPECT_EQ(factor(job, run.next), 10);
+}
+
+TEST(Gravac, AFactorWithoutACandidateIsRefusedByName) {
+  SimulatedTraining job = job_of("policy=gravac", {0.9, 0.9, 0.9, 0.9, 0.9});
+  job.setup.candidates.pop_back();
+  const auto made = create_controller(job.setup);
+  ASSERT_FALSE(made);
+  EXPECT_NE(made.error().message.find("1000"), std::string::npos) << made.error().message;
+}
+
+}  // namespace
+}  // namespace addend::control

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+// Each guard rail by itself, on a job that would do something else without it.
+#include <gtest/gtest.h>
+
+#include "control/simulated_training.h"
+
+namespace addend::control {
+namespace {
+
+bool any_lossy(const SimulatedTraining& job, const Decision& decision) {
+  return std::any_of(decision.plan.begin(), decision.plan.end(),
+                     [&](uint32_t c) { return job.setup.candidates[c].loss != Loss::kNone; });
+}
+
+SimulatedTraining slow_job(const char* options = "") {
+  SimulatedTraining job(options);
+  job.gbit = 1;
+  job.setup.bytes_per_s = job.gbit * 1.25e8;
+  return job;
+}
+
+TEST(Guard, NothingLossyBeforeNormsHaveSettled) {
+  SimulatedTraining job = slow_job();
+  ControlledRun run(job);
+  for (int window = 0; window < 5; ++window) {
+    EXPECT_FALSE(any_lossy(job, run.go(1))) << window;
+    EXPECT_EQ(run.next.why[0], Reason::kWarmUp);
+    job.energy /= 4;
+  }
+  run.go(2);
+  EXPECT_TRUE(any_lossy(job, run.next));
+}
+
+TEST(Guard, WarmUpEndsEvenIfNormsNeverSettle) {
+  SimulatedTraining job = slow_job();
+  ControlledRun run(job);
+  for (int window = 0; window < 12; ++window) {
+    run.go(1);
+    job.energy *= window % 2 == 0 ? 10 : 0.1;
+  }
+  EXPECT_TRUE(any_lossy(job, run.next));
+}
+
+TEST(Guard, NothingLossyForAWindowAfterTheLearningRateChanged) {
+  SimulatedTraining job = slow_job();
+  ControlledRun run(job);
+  ASSERT_TRUE(any_lossy(job, run.go(8)));
+  job.learning_rate /= 10;
+  EXPECT_FALSE(any_lossy(job, run.go(1)));
+  EXPECT_EQ(run.next.why[0], Reason::kRate);
+  EXPECT_TRUE(any_lossy(job, run.go(1)));
+  // A schedule that moves a little every step is no such change each time.
+  for (int window = 0; window < 10; ++window) {
+    job.learning_rate *= 0.99;
+    EXPECT_TRUE(any_lossy(job, run.go(1))) << window;
+  }
+}
+
+TEST(Guard, ASmallGainIsNoReasonToSwitch) {
+  SimulatedTraining job = slow_job();
+  ControlledRun run(job);
+  ASSERT_EQ(run.go(20).plan, all(job, kQuant));
+  // Now another would be better by a few percent.
+  job.seconds_per_element[kCast] = 0;
+  job.setup.candidates[kCast].bits = 6;
+  EXPECT_EQ(run.go(20).plan, all(job, kQuant));
+}
+
+TEST(Guard, ACodecStaysForThreeWindows) {
+  SimulatedTraining job = slow_job();
+  job.density = 0.02;
+  ControlledRun run(job);
+  while (run.go(1).plan != all(job, kExact))
+    ASSERT_LT(run.next.window, 20u);
+  // At once quantisation looks far better, and has to wait.
+  job.seconds_per_element[kExact] = 1e-8;
+  for (int window = 0; window < 2; ++window) {
+    EXPECT_EQ(run.go(1).plan, all(job, kExact)) << window;
+    EXPECT_EQ(run.next.why[0], Reason::kDwell);
+  }
+  EXPECT_NE(run.go(1).plan, all(job, kExact));
+}
+
+TEST(Guard, TheFactorRisesByTwoAWindowAndFallsAtOnce) {
+  SimulatedTraining job("floor=fast");
+  job.gbit = 0.1;
+  job.setup.bytes_per_s = job.gbit * 1.25e8;
+  job.error[kCast] = job.error[kQuant] = 0.5;
+  job.kept = {1, 1, 1, 1, 0.99, 0.98, 0.97};
+  ControlledRun run(job);
+  double factor = 1;
+  for (int window = 0; window < 8; ++window) {
+    const double next = job.setup.candidates[run.go(1).plan[0]].factor;
+    EXPECT_LE(next, factor > 1 ? 2 * factor : 10) << window;
+    factor = next;
+  }
+  EXPECT_EQ(factor, 40);
+  job.kept = {1, 1, 1, 1, 0.8, 0.6, 0.4};
+  EXPECT_EQ(run.go(1).plan, all(job, kTop10));
+}
+
+TEST(Guard, WhatIsBelowTheFloorGoesAtOnceAndAfterThreeTimesStaysAway) {
+  SimulatedTraining job = slow_job();
+  ControlledRun run(job);
+  ASSERT_EQ(run.go(8).plan, all(job, kQuant));
+  int drops = 0;
+  uint64_t back = 0;
+  for (int window = 0; window < 9 && drops < 3; ++window) {
+    job.error[kQuant] = 0.3;
+    if (run.next.plan == all(job, kQuant)) ++drops;
+    EXPECT_NE(run.go(1).plan, all(job, kQuant));
+    EXPECT_EQ(run.next.why[0], Reason::kFloor);
+    job.error[kQuant] = 0.01;
+    while (run.go(1).plan != all(job, kQuant) && ++back < 8)
+      continue;
+    if (back >= 8) break;
+  }
+  EXPECT_EQ(drops, 3);
+  EXPECT_GE(back, 8u) << "the third drop keeps it away for ten windows";
+}
+
+TEST(Guard, NonfiniteGradientsTravelAsTheyAre) {
+  SimulatedTraining job = slow_job();
+  ControlledRun run(job);
+  ASSERT_EQ(run.go(8).plan, all(job, kQuant));
+  job.nonfinite = 1;
+  EXPECT_EQ(run.go(1).plan, all(job, kDense));
+  EXPECT_EQ(run.next.why[0], Reason::kNonfinite);
+  job.nonfinite = 0;
+  EXPECT_EQ(run.go(1).plan, all(job, kQuant));
+}
+
+TEST(Guard, AResidualOfTwentyGradientsIsSentWhole) {
+  SimulatedTraining job = slow_job();
+  ControlledRun run(job);
+  ASSERT_EQ(run.go(8).plan, all(job, kQuant));
+  job.residual = 19;
+  EXPECT_EQ(run.go(1).plan, all(job, kQuant));
+  job.residual = 21;
+  EXPECT_EQ(run.go(1).plan, all(job, kDense));
+  EXPECT_EQ(run.next.why[0], Reason::kResidual);
+}
+
+TEST(Guard, SmallBucketsStayDense) {
+  SimulatedTraining job("", 4, 1023);
+  job.gbit = 0.00001;
+  job.setup.bytes_per_s = job.gbit * 1.25e8;
+  ControlledRun run(job);
+  EXPECT_EQ(run.go(8).plan, all(job, kDense));
+  EXPECT_EQ(run.next.why[0], Reason::kSmall);
+  SimulatedTraining larger("", 4, 1024);
+  larger.gbit = job.gbit;
+  larger.setup.bytes_per_s = job.setup.bytes_per_s;
+  EXPECT_NE(ControlledRun(larger).go(8).plan, all(larger, kDense));
+}
+
+TEST(Guard, APlanThatIsSlowerThanDenseGoesForTenWindowsThenForTwenty) {
+  SimulatedTraining job = slow_job("floor=exact");
+  job.density = 0.01;
+  job.drag_s = 1;
+  ControlledRun run(job);
+  std::vector<uint64_t> away;  // windows in which it was held
+  for (int window = 0; window < 60; ++window) {
+    const Decision before = run.next;
+    run.go(1);
+    const bool held = run.next.why[0] == Reason::kSlower;
+    if (!held) continue;
+    EXPECT_EQ(run.next.plan, all(job, kDense));
+    if (before.why.empty() || before.why[0] != Reason::kSlower) away.push_back(0);
+    ++away.back();
+  }
+  ASSERT_GE(away.size(), 2u);
+  EXPECT_EQ(away[0], 10u);
+  EXPECT_EQ(away[1], 20u);
+}
+
+TEST(Guard, ThereIsADenseStepToCompareWithInEveryFiveHundred) {
+  SimulatedTraining job = slow_job("window=100,window_s=0");
+  ControlledRun run(job);
+  run.go(8);
+  ASSERT_NE(run.next.plan, all(job, kDense));
+  uint64_t steps = 0;
+  for (int window = 0; window < 40; ++window) {
+    steps = run.next.reference_steps > 0 ? 0 : steps + run.next.steps;
+    EXPECT_LE(steps, 600u);
+    run.go(1);
+  }
+}
+
+TEST(Guard, ANewWorldKnowsNothing) {
+  SimulatedTraining job = slow_job();
+  ControlledRun run(job);
+  ASSERT_EQ(run.go(8).plan, all(job, kQuant));
+  job.setup.world = 8;
+  EXPECT_FALSE(any_lossy(job, run.go(1)));
+  EXPECT_EQ(run.next.why[0], Reason::kWarmUp);
+}
+
+TEST(Guard, ProbingTakesAHundredthOfTheTime) {
+  SimulatedTraining job = slow_job();
+  ControlledRun run(job);
+  double probing = 0;
+  uint64_t probes = 0;
+  for (int window = 0; window < 100; ++window) {
+    run.go(1);
+    for (std::size_t i = 0; i < run.next.probe.size(); ++i) {
+      if (run.next.probe[i] == 0) continue;
+      const double elements = static_cast<double>(job.setup.buckets[0].elements);
+      probing += 2 * elements * job.seconds_per_element[i % job.setup.candidates.size()];
+      ++probes;
+    }
+  }
+  EXPECT_GT(probes, 100u);
+  EXPECT_LE(probing, 0.011 * job.seconds);
+}
+
+TEST(Guard, WhatIsNotKnownIsNotChosen) {
+  SimulatedTraining job = slow_job();
+  auto controller = std::move(*create_controller(job.setup));
+  Decision next;
+  next.plan = all(job, kDense);
+  for (int window = 0; window < 8; ++window) {
+    Observation seen = job.window(next.plan, 100, 0);
+    for (CandidateSignals& one : seen.candidates)
+      one.error = one.kept = std::nan("");
+    next = *controller->decide(seen);
+    EXPECT_FALSE(any_lossy(job, next));
+  }
+}
+
+}  // namespace
+}  // namespace addend::control
