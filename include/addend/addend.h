@@ -177,6 +177,10 @@ ADDEND_API addend_status addend_codec_save_segment(const addend_codec* codec, ui
                                                    void* state, uint64_t capacity, uint64_t* size);
 ADDEND_API addend_status addend_codec_load_segment(addend_codec* codec, uint64_t segment,
                                                    const void* state, uint64_t size);
+/* What error feedback keeps, in the gradient's own coordinates: `count` floats, 0 where nothing is
+ * kept. Whoever adds it to the next gradient may do without this codec, and nothing is lost.
+ * ADDEND_UNSUPPORTED for codecs that keep it in other coordinates, or on a device. */
+ADDEND_API addend_status addend_codec_read_residual(const addend_codec* codec, float* residual);
 /* Multiplies what error feedback keeps, between steps, for gradients that come in other units from
  * now on (another loss scale). Powers of two lose no bit. */
 ADDEND_API addend_status addend_codec_scale_residual(addend_codec* codec, double factor);
@@ -470,6 +474,80 @@ ADDEND_API void addend_pipeline_stop(addend_pipeline* pipeline, addend_status wh
 ADDEND_API void addend_pipeline_position(const addend_pipeline* pipeline, uint64_t* ticket,
                                          uint32_t* rounds);
 ADDEND_API void addend_pipeline_destroy(addend_pipeline* pipeline);
+
+/* ---- Control ---- */
+
+/* Which codec each bucket gets next (control.h, docs/adaptive.md): no clock, no I/O; equal signals
+ * give equal decisions. One thread at a time. */
+typedef struct addend_controller addend_controller;
+
+#define ADDEND_LOSS_NONE 0u
+#define ADDEND_LOSS_UNBIASED 1u
+#define ADDEND_LOSS_BIASED 2u
+
+/* A codec that buckets may get; the first of a setup is dense. */
+typedef struct addend_candidate {
+  const char* spec;
+  uint32_t loss;     /* ADDEND_LOSS_... */
+  uint32_t rounds;   /* of a step */
+  double factor;     /* above 1: keeps 1 / factor of the elements */
+  double bits;       /* on the wire for every element */
+  double union_bits; /* and for every element that is non-zero on some rank */
+} addend_candidate;
+
+typedef struct addend_control_setup {
+  uint32_t size;
+  uint32_t world;
+  const char* options; /* "policy=auto,floor=safe,window=100"; NULL: all defaults */
+  double latency_us;   /* of the link, as a round sees it */
+  double gbit_per_s;
+  const addend_candidate* candidates;
+  uint64_t candidate_count;
+  const uint64_t* bucket_elements;
+  const uint64_t* bucket_bytes;
+  uint64_t bucket_count;
+} addend_control_setup;
+
+/* Valid until the controller's next decision. */
+typedef struct addend_decision {
+  uint32_t size;
+  uint32_t steps;           /* of the next window */
+  uint32_t reference_steps; /* of them, those that go dense */
+  uint32_t reserved;
+  uint64_t window;        /* number of the window just over */
+  const uint32_t* plan;   /* candidate of each bucket */
+  const char* const* why; /* of each bucket, a word; never freed */
+  const uint8_t* probe;   /* bucket by bucket and candidate: 1 to measure it on a sampled block */
+  double realised_s;      /* a step of the window just over */
+  double foreseen_s;      /* what had been predicted for it */
+  double predicted_s;     /* a step of the next one */
+  double predicted_dense_s;
+  double phi; /* fidelity of the plan; 1: nothing is lost */
+  double latency_us, gbit_per_s;
+} addend_decision;
+
+ADDEND_API addend_status addend_controller_create(const addend_control_setup* setup,
+                                                  addend_controller** controller);
+ADDEND_API void addend_controller_destroy(addend_controller* controller);
+/* Steps of the first window, in which everything goes dense. */
+ADDEND_API uint32_t addend_controller_first_steps(const addend_controller* controller);
+/* Doubles of one rank's signals: world, steps, step_s, dense_step_s, dense_network_s,
+ * learning_rate; for each bucket ready_s, encode_s, network_s, decode_s, bytes, energy,
+ * mean_energy, union_density, error, residual, nonfinite, and for each of its candidates encode_s,
+ * decode_s, bytes, error, kept. NaN: not known. */
+ADDEND_API uint64_t addend_controller_signals(const addend_controller* controller);
+/* `signals`: of all ranks, in their order, the same on all of them. */
+ADDEND_API addend_status addend_controller_decide(addend_controller* controller,
+                                                  const double* signals, uint32_t ranks,
+                                                  addend_decision* decision);
+/* Everything it saw and decided, from the first window on and up to 64 MiB of signals, as JSON that
+ * `addend replay` reads. Sizes as in addend_codec_save_state; the text has no NUL. */
+ADDEND_API addend_status addend_controller_trace(const addend_controller* controller, void* text,
+                                                 uint64_t capacity, uint64_t* size);
+/* Compression factors that "policy=gravac" with these options needs candidates for: writes at most
+ * `capacity` of them, and how many there are. */
+ADDEND_API addend_status addend_control_factors(const char* options, double* factors,
+                                                uint64_t capacity, uint64_t* count);
 
 #ifdef __cplusplus
 }

@@ -115,6 +115,52 @@ class MeshOptions(ctypes.Structure):
     ]
 
 
+class Candidate(ctypes.Structure):
+    _fields_ = [
+        ("spec", c_char_p),
+        ("loss", c_uint32),
+        ("rounds", c_uint32),
+        ("factor", c_double),
+        ("bits", c_double),
+        ("union_bits", c_double),
+    ]
+
+
+class ControlSetup(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("world", c_uint32),
+        ("options", c_char_p),
+        ("latency_us", c_double),
+        ("gbit_per_s", c_double),
+        ("candidates", POINTER(Candidate)),
+        ("candidate_count", c_uint64),
+        ("bucket_elements", POINTER(c_uint64)),
+        ("bucket_bytes", POINTER(c_uint64)),
+        ("bucket_count", c_uint64),
+    ]
+
+
+class Decision(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("steps", c_uint32),
+        ("reference_steps", c_uint32),
+        ("reserved", c_uint32),
+        ("window", c_uint64),
+        ("plan", POINTER(c_uint32)),
+        ("why", POINTER(c_char_p)),
+        ("probe", POINTER(c_uint8)),
+        ("realised_s", c_double),
+        ("foreseen_s", c_double),
+        ("predicted_s", c_double),
+        ("predicted_dense_s", c_double),
+        ("phi", c_double),
+        ("latency_us", c_double),
+        ("gbit_per_s", c_double),
+    ]
+
+
 class RowLayout(ctypes.Structure):
     _fields_ = [
         ("size", c_uint32),
@@ -233,6 +279,7 @@ _FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("codec_load_state", c_int, [_CODEC, c_void_p, c_uint64]),
     ("codec_save_segment", c_int, [_CODEC, c_uint64, c_void_p, c_uint64, POINTER(c_uint64)]),
     ("codec_load_segment", c_int, [_CODEC, c_uint64, c_void_p, c_uint64]),
+    ("codec_read_residual", c_int, [_CODEC, c_void_p]),
     ("codec_scale_residual", c_int, [_CODEC, c_double]),
     ("codec_report", c_int, [_CODEC, POINTER(Report)]),
     ("codec_memory_bytes", c_uint64, [_CODEC]),
@@ -272,6 +319,13 @@ _FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("fallback_create", c_int, [_REDUCER, _REDUCER, SwitchFunction, c_void_p, POINTER(_REDUCER)]),
     ("staged_create", c_int, [_REDUCER, c_uint64, POINTER(_REDUCER)]),
     ("set_error", None, [c_char_p]),
+    ("controller_create", c_int, [POINTER(ControlSetup), POINTER(c_void_p)]),
+    ("controller_destroy", None, [c_void_p]),
+    ("controller_first_steps", c_uint32, [c_void_p]),
+    ("controller_signals", c_uint64, [c_void_p]),
+    ("controller_decide", c_int, [c_void_p, POINTER(c_double), c_uint32, POINTER(Decision)]),
+    ("controller_trace", c_int, [c_void_p, c_void_p, c_uint64, POINTER(c_uint64)]),
+    ("control_factors", c_int, [c_char_p, POINTER(c_double), c_uint64, POINTER(c_uint64)]),
 ]
 
 

@@ -181,6 +181,12 @@ class Codec:
         number = _unsigned("index", index, 64)
         check(library.codec_load_segment(self._open(), number, bytes(state), len(state)))
 
+    def read_residual(self, address: int) -> None:
+        """Writes what error feedback keeps to `count` floats, in the gradient's coordinates: added
+        to the next gradient, it is not lost without this codec. Unsupported for codecs that keep it
+        in other coordinates, or on a device."""
+        check(library.codec_read_residual(self._open(), address))
+
     def scale_residual(self, factor: float) -> None:
         """Multiplies the residual, for a loss scale that changed; between steps only."""
         check(library.codec_scale_residual(self._open(), factor))

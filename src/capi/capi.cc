@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C ABI over the C++ API. Every entry point checks its handles.
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -11,6 +12,7 @@
 #include "capi/convert.h"
 #include "capi/guard.h"
 #include "capi/handles.h"
+#include "codec/readable_residual.h"
 
 namespace {
 
@@ -188,6 +190,24 @@ addend_status addend_codec_load_segment(addend_codec* codec, uint64_t segment, c
   return guarded([&] {
     return to_status(codec->codec->load_segment(
         segment, {static_cast<const uint8_t*>(state), static_cast<std::size_t>(size)}));
+  });
+}
+
+addend_status addend_codec_read_residual(const addend_codec* codec, float* residual) {
+  return guarded([&] {
+    if (codec == nullptr || residual == nullptr)
+      return invalid("addend_codec_read_residual: null argument");
+    const addend::Codec& own = *codec->codec;
+    std::fill_n(residual, own.layout().count, 0.0f);
+    if (const auto* readable = dynamic_cast<const addend::ReadableResidual*>(&own)) {
+      readable->add_residual(residual);
+      return ADDEND_OK;
+    }
+    const auto state = own.save_segment(0);
+    if (!state) return fail(state.error());
+    if (state->empty()) return ADDEND_OK;
+    return fail(addend::make_error(
+        Errc::kUnsupported, "this codec keeps its residual in other coordinates, or on a device"));
   });
 }
 

@@ -14,7 +14,7 @@ namespace {
 constexpr double kWorthIt = 1.05;  // gain for which a plan is left
 constexpr double kNoise = 1.001;   // gain of one bucket that is none
 constexpr uint64_t kDwell = 3;     // windows that a bucket keeps its codec, and that are short
-constexpr uint32_t kFirstSteps = 6, kTrialSteps = 10;                // of such windows, at least
+constexpr uint32_t kFirstSteps = 7, kTrialSteps = 10;                // of such windows, at least
 constexpr double kSlower = 1.02, kMuchSlower = 1.1, kFarSlower = 2;  // than dense
 constexpr uint32_t kSlowWindows = 3;
 constexpr uint64_t kHold = 10, kMostHold = 160;  // windows that a plan which was slower stays away
@@ -303,7 +303,8 @@ class Auto final : public Controller {
     since_reference_ += static_cast<uint64_t>(std::max(0.0, seen.step.steps));
     const bool doubtful = slow_ > 0 || (dense_s_ > 0 && step_s > kSlower * dense_s_);
     if (!all_dense() && (trial || doubtful || since_reference_ >= kReferenceEvery)) {
-      out.reference_steps = std::min(kReferenceSteps, out.steps > 1 ? out.steps - 1 : 0);
+      // Beside them there are a first step, which settles, a last one, which looks, and the plan's.
+      out.reference_steps = std::min(kReferenceSteps, out.steps > 4 ? out.steps - 4 : 0);
       since_reference_ = 0;
     }
     plan_probes(step_s, out);

@@ -311,6 +311,28 @@ def test_a_scaled_residual_goes_with_a_scaled_gradient() -> None:
         rescaled[0].scale_residual(0.0)
 
 
+def test_a_residual_is_read_in_the_gradients_coordinates() -> None:
+    (gradient,) = normal(1, 64)
+    for spec, segments in (
+        ("cast:bf16,feedback=float", ()),
+        ("lowrank:rank=1", [(1, 48, 6), (2, 16, 0)]),
+    ):
+        named = {"dtype": "float32", "count": 64, "world": 1, "worker": 0, "segments": segments}
+        with Codec(spec, **named) as codec:
+            summed = gradient.copy()
+            all_reduce([codec], [summed])
+            kept = np.empty(64, np.float32)
+            codec.read_residual(kept.ctypes.data)
+        assert np.abs(kept).max() > 0
+        np.testing.assert_allclose(summed + kept, gradient, rtol=1e-5, atol=1e-6)
+    with Codec("exact", dtype="float32", count=64, world=1, worker=0) as codec:
+        codec.read_residual(kept.ctypes.data)
+    assert not kept.any()
+    (rotated,) = workers("quant:feedback=float", 1, 64)
+    with pytest.raises(addend.Unsupported, match="other coordinates"):
+        rotated.read_residual(kept.ctypes.data)
+
+
 def test_codecs_without_state_save_nothing() -> None:
     (codec,) = workers("exact", 1, 100)
     assert codec.save_state() == b""

@@ -11,6 +11,7 @@
 #include "codec/dense/dense.h"
 #include "codec/feedback.h"
 #include "codec/fingerprint.h"
+#include "codec/readable_residual.h"
 
 namespace addend::cast {
 namespace {
@@ -31,7 +32,7 @@ uint8_t* at(void* elements, DType dtype, uint64_t i) {
   return static_cast<uint8_t*>(elements) + i * dtype_bytes(dtype);
 }
 
-class CastCodec final : public FeedbackCodec {
+class CastCodec final : public FeedbackCodec, public ReadableResidual {
  public:
   CastCodec(const Layout& layout, const Options& options)
       : FeedbackCodec(layout), options_(options) {}
@@ -40,6 +41,7 @@ class CastCodec final : public FeedbackCodec {
 
   std::string_view next_mode() const override { return "cast"; }
   uint64_t memory_bytes() const override { return plane_.capacity() + residual_.memory_bytes(); }
+  void add_residual(float* to) const override { residual_.add_to(0, 0, layout().count, to); }
 
  private:
   uint64_t base_fingerprint() const override {

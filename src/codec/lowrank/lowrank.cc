@@ -13,6 +13,7 @@
 #include "codec/lowrank/basis.h"
 #include "codec/lowrank/kernels.h"
 #include "codec/lowrank/matrices.h"
+#include "codec/readable_residual.h"
 #include "wire/element.h"
 
 namespace addend::lowrank {
@@ -24,7 +25,7 @@ constexpr uint64_t kSampleEvery = 64;
 
 // With M a worker's gradient and residual: the sum of M R, with an orthonormal R of the last step,
 // becomes an orthonormal L; the sum of M' L becomes R; L R' is the result.
-class LowrankCodec final : public FeedbackCodec {
+class LowrankCodec final : public FeedbackCodec, public ReadableResidual {
  public:
   LowrankCodec(const Layout& layout, uint64_t rank, Division division)
       : FeedbackCodec(layout), rank_(rank), division_(std::move(division)) {}
@@ -53,6 +54,10 @@ class LowrankCodec final : public FeedbackCodec {
     for (const Buffer* buffer : {&others_, &left_, &last_right_, &own_right_, &right_, &strips_})
       bytes += buffer->capacity();
     return bytes;
+  }
+  void add_residual(float* to) const override {
+    for (const Matrix& matrix : division_.matrices)
+      residual_.add_to(0, matrix.residual, matrix.count(), to + matrix.begin);
   }
 
  private:
