@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "apps/addend/codecs.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
@@ -58,6 +59,23 @@ workload::Tolerance cast_tolerance(const CodecSpec& spec, uint32_t world) {
   return tolerance;
 }
 
+/// An element waits for its turn while others are larger, or drawn: where gradients repeat, about
+/// as many steps as the share that travels is small, and comes with all of their gradients. What is
+/// not finite may show in another place of its segment.
+workload::Tolerance select_tolerance(const CodecSpec& spec) {
+  workload::Tolerance tolerance;
+  tolerance.lossy = true;
+  tolerance.nmse = 4 / std::pow(number(spec, "density", "0.01"), 2);
+  tolerance.block = std::numeric_limits<uint32_t>::max();
+  return tolerance;
+}
+
+bool selects(std::string_view name) {
+  constexpr std::string_view kSelectors[] = {"topk",    "threshold", "dgc",
+                                             "redsync", "random",    "leader"};
+  return std::find(std::begin(kSelectors), std::end(kSelectors), name) != std::end(kSelectors);
+}
+
 /// What a projection leaves is no larger than what it got: a step may owe all of its gradient, and
 /// the next one all of both, so what it gives is off by three gradients at the most. What is not
 /// finite takes its matrix with it.
@@ -74,6 +92,7 @@ workload::Tolerance lowrank_tolerance() {
 std::vector<std::string> sensible_codecs(bool matrix) {
   std::vector<std::string> codecs{"dense"};
   for (const std::string& name : codec_names()) {
+    if (selects(name)) continue;  // how good one is shows over many steps
     if (name != "dense") codecs.push_back(name);
     if (name == "exact") {
       for (const char* options :
@@ -120,6 +139,7 @@ Result<std::vector<CodecSpec>> parse_codecs(const std::vector<std::string>& code
 workload::Tolerance tolerance(const CodecSpec& spec, uint32_t world) {
   if (spec.name == "cast") return cast_tolerance(spec, world);
   if (spec.name == "lowrank") return lowrank_tolerance();
+  if (selects(spec.name)) return select_tolerance(spec);
   workload::Tolerance tolerance;
   if (spec.name != "quant") return tolerance;
   tolerance.lossy = true;

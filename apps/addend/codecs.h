@@ -25,8 +25,8 @@ CLI::Option* add_codec_option(CLI::App& command, std::vector<std::string>& codec
 Result<std::vector<CodecSpec>> parse_codecs(const std::vector<std::string>& codecs,
                                             const Layout& layout);
 
-/// What the codec may do to a sum of so many workers; what is none of cast, quant and lowrank
-/// must give what adding floats gives.
+/// What the codec may do to a sum of so many workers; what is none of cast, quant,
+/// lowrank and the codecs that select must give what adding floats gives.
 workload::Tolerance tolerance(const CodecSpec& spec, uint32_t world);
 /// The same over a reducer whose sums of floats may be off.
 workload::Tolerance tolerance(const CodecSpec& spec, const Reducer& reducer, DType dtype);

@@ -96,8 +96,8 @@ struct Report {
   uint64_t cells = 0;           ///< sketch cells on the wire
   uint64_t stuck_keys = 0;      ///< keys that peeling left, fetched in an extra round
   uint64_t escaped_values = 0;  ///< values outside the planned range, carried wider or as floats
-  /// What the plan was: dense, cast, packed, two-level, bloom, gather, sketch, quant, lowrank; of
-  /// sparse rows, gather or union.
+  /// What the plan was: dense, cast, packed, two-level, bloom, gather, sketch, quant, lowrank, or
+  /// the codec's name where it selects; of sparse rows, gather or union.
   std::string_view mode = "dense";
   std::string_view fallback =
       "none";  ///< which rung of the ladder ran: none, fix-up, refined, packed, dense, ...

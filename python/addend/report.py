@@ -20,11 +20,12 @@ class Report(NamedTuple):
     cells: int
     stuck_keys: int
     escaped_values: int
-    # "dense", "cast", "packed", "two-level", "bloom", "gather", "sketch", "quant", "lowrank"
+    # "dense", "cast", "packed", "two-level", "bloom", "gather", "sketch", "quant", "lowrank",
+    # or the name of a codec that selects
     mode: str
     fallback: str  # "none", "first-step", "fix-up", "refined", "packed", "dense"
-    sampled_energy: float  # of a few blocks of this worker's gradient with its residual (quant)
-    sampled_error: float  # what this worker's own levels lost of it
+    sampled_energy: float  # of this worker's gradient with its residual, or of a sample (lossy)
+    sampled_error: float  # what this worker's own contribution lost of it
     nonfinite: int  # elements in blocks that came back non-finite (quant)
     contributors: int  # workers in the sum
     missing: int  # those that are not, as far as the codec was told: bit w is worker w

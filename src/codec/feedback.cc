@@ -41,6 +41,13 @@ Segment FeedbackCodec::segment_at(uint64_t segment) const {
   return layout().segments[segment];
 }
 
+Residual::Range FeedbackCodec::positions_of(uint64_t segment) const {
+  uint64_t begin = 0;
+  for (uint64_t s = 0; s < segment; ++s)
+    begin += layout().segments[s].count;
+  return {begin, segment_at(segment).count, 0, 0};
+}
+
 // Residuals belong to one worker.
 uint64_t FeedbackCodec::state_fingerprint(uint32_t worker) const {
   return Fingerprint().add(base_fingerprint()).add(uint64_t{worker}).value();

@@ -52,6 +52,8 @@ class FeedbackCodec : public SteppedCodec {
 
   /// A layout without segments is one: its bucket.
   Segment segment_at(uint64_t segment) const;
+  /// The range of a segment where a residual belongs to the gradient's own positions.
+  Residual::Range positions_of(uint64_t segment) const;
 
   uint64_t step_;
   Residual residual_;

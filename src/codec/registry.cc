@@ -14,6 +14,7 @@
 #include "codec/lowrank/lowrank.h"
 #include "codec/quant/device_quant.h"
 #include "codec/quant/quant.h"
+#include "codec/select/select.h"
 #include "cuda/library.h"
 
 namespace addend {
@@ -27,12 +28,18 @@ struct Entry {
   Result<std::unique_ptr<Codec>> (*create_on_device)(const CodecSpec&, const Layout&);
 };
 
-constexpr std::array<Entry, 5> kCodecs{{
+constexpr std::array<Entry, 11> kCodecs{{
     {"dense", create_dense, dense_options, create_dense_on_device},
     {"cast", cast::create_cast, cast::cast_options, nullptr},
     {"exact", exact::create_exact, exact::exact_options, exact::create_exact_on_device},
     {"quant", quant::create_quant, quant::quant_options, quant::create_quant_on_device},
     {"lowrank", lowrank::create_lowrank, lowrank::lowrank_options, nullptr},
+    {"topk", select::create_select, select::select_options, nullptr},
+    {"threshold", select::create_select, select::select_options, nullptr},
+    {"dgc", select::create_select, select::dgc_options, nullptr},
+    {"redsync", select::create_select, select::select_options, nullptr},
+    {"random", select::create_select, select::agreed_options, nullptr},
+    {"leader", select::create_select, select::agreed_options, nullptr},
 }};
 
 std::string known_names() {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "addend/result.h"
@@ -45,6 +46,9 @@ class Residual {
 
   /// kFloat: the elements themselves.
   float* values() { return values_.as<float>(); }
+
+  /// kFloat: takes the elements that `values` holds, and leaves its own there. REQUIRES: as many.
+  void exchange(Buffer& values) { std::swap(values_, values); }
 
   /// All of it times `factor`, but for what is then not finite, which becomes 0; norms likewise,
   /// which then are none.

@@ -193,6 +193,16 @@ const std::vector<RoundsCase> kRounds = {
     {"cast:to=f16,feedback=float", DType::kF32, 130, 1.0 / 3, 4, {{7, 100}, {3, 30}}},
     {"lowrank:rank=2", DType::kF32, 130, 1.0 / 3, 4, {{7, 100, 10}, {3, 30}}},
     {"lowrank:rank=1", DType::kBf16, 130, 1, 0, {{7, 30, 2}, {3, 100, 5}}},
+    {"topk:density=0.1,index=packed", DType::kF32, 130, 1.0 / 3, 4, {{7, 100}, {3, 30}}},
+    {"topk:density=0.05,index=two-level", DType::kF16, 130},
+    {"random:density=0.1", DType::kF32, 130, 0.5, 2, {{7, 100}, {3, 30}}},
+    {"leader:density=0.05", DType::kBf16, 130, 1, 0, {{7, 100}, {3, 30}}},
+    {"dgc:density=0.1,index=packed,momentum=0.5,clip=4",
+     DType::kF32,
+     100,
+     1,
+     0,
+     {{7, 70}, {3, 30}}},
 };
 
 void print_hex(std::ostream& out, const void* data, uint64_t bytes) {

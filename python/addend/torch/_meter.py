@@ -129,6 +129,9 @@ class Meter:
         if report.union_nonzeros is not None:
             totals["_union"] += report.union_nonzeros
             totals["_union_of"] += elements
+        if report.local_nonzeros is not None:
+            totals["_local"] += report.local_nonzeros
+            totals["_local_of"] += elements
         totals["_energy"] += report.sampled_energy
         totals["_error"] += report.sampled_error
         totals["nonfinite_elements"] += report.nonfinite
@@ -205,11 +208,14 @@ class Meter:
             totals = dict(self._totals)
             last = dict(self._last)
         union, of = totals.pop("_union", 0.0), totals.pop("_union_of", 0.0)
+        local, local_of = totals.pop("_local", 0.0), totals.pop("_local_of", 0.0)
         energy, error = totals.pop("_energy", 0.0), totals.pop("_error", 0.0)
         out = {"step": 0.0, "wire_bytes": 0.0, "dense_bytes": 0.0, **totals, **last}
         for name in (*STAGES, "exposed"):
             out.setdefault(f"time/{name}_s", 0.0)
         out["ratio"] = out["dense_bytes"] / out["wire_bytes"] if out["wire_bytes"] else 1.0
         out["union_density"] = union / of if of else 1.0
+        out["local_density"] = local / local_of if local_of else 1.0
         out["nmse"] = error / energy if energy else 0.0
+        out["kept_energy"] = 1.0 - out["nmse"]
         return out

@@ -12,6 +12,8 @@ import torch
 from addend import Codec, InvalidArgument
 
 MOST_INDEX_BITS = 4
+# Codecs that always keep a residual: what they leave out in one step travels in a later one.
+_KEEPERS = ("lowrank", "topk", "threshold", "dgc", "redsync", "random", "leader")
 
 
 def tuned(spec: str) -> str:
@@ -43,7 +45,7 @@ def with_option(spec: str, name: str, value: str) -> str:
 
 
 def keeps_residual(spec: str) -> bool:
-    return kind_of(spec) == "lowrank" or options_of(spec).get("feedback", "none") != "none"
+    return kind_of(spec) in _KEEPERS or options_of(spec).get("feedback", "none") != "none"
 
 
 @functools.lru_cache(maxsize=256)

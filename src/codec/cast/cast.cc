@@ -54,12 +54,7 @@ class CastCodec final : public FeedbackCodec, public ReadableResidual {
     print.add(layout().seed).add(owner.id).add(owner.count);
     return print.add(static_cast<uint64_t>(layout().dtype)).add(to()).add(feedback()).value();
   }
-  Residual::Range segment_range(uint64_t segment) const override {
-    uint64_t begin = 0;
-    for (uint64_t s = 0; s < segment; ++s)
-      begin += layout().segments[s].count;
-    return {begin, segment_at(segment).count, 0, 0};
-  }
+  Residual::Range segment_range(uint64_t segment) const override { return positions_of(segment); }
 
   Status do_begin(const void* gradient) override {
     gradient_ = gradient;

@@ -81,6 +81,7 @@ class UnionIndex {
   /// REQUIRES: reserve_bitmap.
   void write_bitmap();
   uint64_t* bitmap() { return bitmap_.as<uint64_t>(); }
+  const uint64_t* bitmap() const { return bitmap_.as<uint64_t>(); }
   uint64_t words() const { return words_for(count_); }
 
   /// The gradient's elements of the union, in order. REQUIRES: Buffer::kSlack bytes of room past

@@ -93,12 +93,7 @@ uint64_t QuantPlan::segment_fingerprint(uint64_t segment) const {
 }
 
 Residual::Range QuantPlan::segment_range(uint64_t segment) const {
-  if (indexed()) {
-    uint64_t begin = 0;
-    for (uint64_t s = 0; s < segment; ++s)
-      begin += layout().segments[s].count;
-    return {begin, segment_at(segment).count, 0, 0};
-  }
+  if (indexed()) return positions_of(segment);
   const BlockRange blocks = blocks_.segment(segment);
   if (blocks.count == 0) return {};
   const Block &first = blocks_[blocks.first], &last = blocks_[blocks.first + blocks.count - 1];

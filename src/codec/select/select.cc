@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "codec/select/select.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "base/bits.h"
+#include "base/chunks.h"
+#include "codec/select/mark.h"
+#include "wire/element.h"
+
+namespace addend::select {
+namespace {
+
+// Elements that a thread takes at once: clearing and adding up a histogram must not count.
+constexpr uint64_t kAtOnce = uint64_t{1} << 18;
+// One stretch in so many is sampled for the report, another one each step.
+constexpr uint64_t kStretch = 2048;
+constexpr uint64_t kSampleEvery = 64;
+
+float largest_of(DType dtype) {
+  if (dtype == DType::kF32) return std::numeric_limits<float>::max();
+  return dtype == DType::kBf16 ? addend_f32_from_bf16(0x7F7F) : addend_f32_from_f16(0x7BFF);
+}
+
+double square(float x) { return static_cast<double>(x) * static_cast<double>(x); }
+
+}  // namespace
+
+SelectCodec::SelectCodec(const Layout& layout, const Options& options)
+    : FeedbackCodec(layout), options_(options) {
+  uint64_t begin = 0;
+  for (uint64_t s = 0; s < std::max<uint64_t>(layout.segments.size(), 1); ++s) {
+    const Segment segment = segment_at(s);
+    parts_.push_back({segment.id, begin, begin + segment.count});
+    begin += segment.count;
+  }
+}
+
+Status SelectCodec::set_up(uint64_t carried) {
+  Layout layout = this->layout();
+  if (carried != layout.count) layout.segments.clear();
+  layout.count = carried;
+  Result<std::unique_ptr<Codec>> carrier = create_codec(options_.carrier, layout);
+  ADDEND_TRY(carrier);
+  carrier_ = std::move(*carrier);
+  const uint64_t count = this->layout().count;
+  ADDEND_TRY(residual_.reserve(Feedback::kFloat, count, 0));
+  ADDEND_TRY(sums_.reserve(count * 4));
+  if (!has_velocity()) return {};
+  ADDEND_TRY(velocity_.reserve(count * 4));
+  ADDEND_TRY(next_velocity_.reserve(count * 4));
+  if (count > 0) std::memset(velocity_.as<void>(), 0, count * 4);
+  return {};
+}
+
+uint64_t SelectCodec::memory_bytes() const {
+  uint64_t bytes = residual_.memory_bytes() + carrier_->memory_bytes() +
+                   by_thread_.capacity() * sizeof(Histogram) + scratch_.memory_bytes();
+  for (const Buffer* buffer : {&sums_, &velocity_, &next_velocity_})
+    bytes += buffer->capacity();
+  return bytes;
+}
+
+uint64_t SelectCodec::words() const { return words_for(layout().count); }
+
+uint64_t SelectCodec::kept_of(const Part& part) const {
+  return select::kept_of(options_, part.end - part.begin, step_);
+}
+
+uint64_t SelectCodec::draw_of(const Part& part) const {
+  return Fingerprint().add("select draw").add(layout().seed).add(part.id).add(step_).value();
+}
+
+// ---- what later steps depend on
+
+uint64_t SelectCodec::base_fingerprint() const {
+  Fingerprint print;
+  print.add(selector_name(options_.selector)).add(layout()).add(options_.density);
+  for (const auto& [key, value] : options_.carrier.options)
+    print.add(key).add(value);
+  if (has_velocity()) print.add(options_.momentum).add(options_.clip).add(options_.warmup);
+  return print.value();
+}
+
+// What is owed to an element is so many units of its gradient, whoever selects next and how much.
+uint64_t SelectCodec::segment_fingerprint(uint64_t segment) const {
+  const Segment owner = segment_at(segment);
+  Fingerprint print;
+  print.add(layout().segments.empty() ? "select bucket" : "select segment");
+  print.add(owner.id).add(owner.count).add(static_cast<uint64_t>(layout().dtype));
+  if (has_velocity()) print.add("velocity");
+  return print.value();
+}
+
+uint64_t SelectCodec::learnt_bytes(uint64_t segment) const {
+  return has_velocity() ? segment_at(segment).count * 4 : 0;
+}
+void SelectCodec::save_learnt(uint64_t segment, uint8_t* to) const {
+  if (learnt_bytes(segment) == 0) return;
+  std::memcpy(to, velocity_.as<float>() + parts_[segment].begin, learnt_bytes(segment));
+}
+void SelectCodec::load_learnt(uint64_t segment, const uint8_t* from) {
+  if (learnt_bytes(segment) == 0) return;
+  std::memcpy(velocity_.as<float>() + parts_[segment].begin, from, learnt_bytes(segment));
+}
+
+Status SelectCodec::multiply_residual(double factor) {
+  residual_.multiply(factor);
+  for (uint64_t i = 0; has_velocity() && i < layout().count; ++i) {
+    float& velocity = velocity_.as<float>()[i];
+    const auto scaled = static_cast<float>(static_cast<double>(velocity) * factor);
+    velocity = std::isfinite(scaled) ? scaled : 0.0f;
+  }
+  return {};
+}
+
+// ---- a step
+
+// A step that was given up has left its carrier where it was.
+Status SelectCodec::do_begin(const void* gradient) {
+  gradient_ = gradient;
+  selected_ = false;
+  carrier_->cancel();
+  draft().mode = next_mode();
+  return {};
+}
+
+Addends SelectCodec::addends(uint64_t begin) {
+  const DType dtype = layout().dtype;
+  return {dtype, static_cast<const uint8_t*>(gradient_) + begin * dtype_bytes(dtype),
+          residual_.values() + begin};
+}
+
+Status SelectCodec::add_up(Part& part, Histogram* histogram) {
+  part.finite = true;
+  if (has_velocity()) {
+    accelerate(part);
+  } else if (histogram != nullptr) {
+    histogram->clear();
+    count_part(part, *histogram);
+    part.finite = histogram->nonfinite() == 0;
+  } else {
+    std::atomic<bool> finite = true;
+    for_each_part(part.end - part.begin, kAtOnce, [&](uint64_t begin, uint64_t end) {
+      const uint64_t at = part.begin + begin;
+      if (!add_owed(addends(at), end - begin, sums_.as<float>() + at)) finite = false;
+    });
+    part.finite = finite;
+  }
+  return {};
+}
+
+void SelectCodec::count_part(const Part& part, Histogram& histogram) {
+  const uint64_t count = part.end - part.begin;
+  if (by_thread_.size() < loop_threads()) by_thread_.resize(loop_threads());
+  if (count <= kAtOnce) {
+    return count_magnitudes(addends(part.begin), count, sums_.as<float>() + part.begin, histogram);
+  }
+  for (Histogram& one : by_thread_)
+    one.clear();
+  for_each_chunk(ceil_div(count, kAtOnce), [&](uint64_t chunk, uint32_t thread) {
+    const uint64_t at = part.begin + chunk * kAtOnce;
+    count_magnitudes(addends(at), std::min(kAtOnce, part.end - at), sums_.as<float>() + at,
+                     by_thread_[thread]);
+  });
+  for (const Histogram& one : by_thread_)
+    histogram.add(one);
+}
+
+// What a worker's gradient is multiplied by so that all of them together have no larger norm, if
+// they are alike: each may have a part that shrinks with the root of the world.
+float SelectCodec::clipping(const Part& part) const {
+  if (options_.clip == 0) return 1;
+  double energy = 0;
+  for (uint64_t i = part.begin; i < part.end; ++i)
+    energy += square(load_float(layout().dtype, gradient_, i));
+  const double most = options_.clip / std::sqrt(static_cast<double>(layout().world));
+  const double norm = std::sqrt(energy);
+  return norm > most ? static_cast<float>(most / norm) : 1.0f;
+}
+
+// Momentum belongs to each element: it goes on while the element waits.
+void SelectCodec::accelerate(Part& part) {
+  const float factor = clipping(part);
+  const auto momentum = static_cast<float>(options_.momentum);
+  std::atomic<bool> finite = true;
+  for_each_part(part.end - part.begin, kAtOnce, [&](uint64_t begin, uint64_t end) {
+    for (uint64_t i = part.begin + begin; i < part.begin + end; ++i) {
+      const float gradient = load_float(layout().dtype, gradient_, i) * factor;
+      const float velocity = velocity_.as<float>()[i] * momentum + gradient;
+      next_velocity_.as<float>()[i] = velocity;
+      sums_.as<float>()[i] = residual_.values()[i] + velocity;
+      if (!std::isfinite(sums_.as<float>()[i])) finite = false;
+    }
+  });
+  part.finite = finite;
+}
+
+Field SelectCodec::field_of(const Part& part, uint64_t* kept) {
+  return {sums_.as<float>(), part.begin, part.end, kept, &scratch_};
+}
+
+float SelectCodec::sent(float element) const {
+  const DType dtype = layout().dtype;
+  if (dtype == DType::kF32) return element;
+  uint16_t half = 0;
+  store_float(dtype, &half, 0, element);
+  const float rounded = load_float(dtype, &half, 0);
+  return std::isinf(rounded) && std::isfinite(element) ? std::copysign(largest_of(dtype), element)
+                                                       : rounded;
+}
+
+void SelectCodec::report_energy(double all, double travels) {
+  draft().sampled_energy = all;
+  draft().sampled_error = std::max(all - travels, 0.0);
+}
+
+void SelectCodec::sample_energy(const uint64_t* kept) {
+  const uint64_t stretches = ceil_div(layout().count, kStretch);
+  const uint64_t every = std::min(kSampleEvery, stretches);
+  double all = 0, travels = 0;
+  for (uint64_t s = step_ % every; s < stretches; s += every) {
+    const uint64_t end = std::min((s + 1) * kStretch, layout().count);
+    for (uint64_t i = s * kStretch; i < end; ++i) {
+      const double energy = square(sums_.as<float>()[i]);
+      if (!std::isfinite(energy)) continue;
+      all += energy;
+      travels += test_bit(kept, i) ? energy : 0;
+    }
+  }
+  report_energy(all, travels);
+}
+
+void SelectCodec::settle(const uint64_t* kept) {
+  auto* sums = sums_.as<float>();
+  for (uint64_t w = 0; w < words(); ++w) {
+    for_each_bit(kept[w], w * 64, [&](uint64_t i) {
+      const float left = sums[i] - sent(sums[i]);
+      sums[i] = std::isfinite(left) ? left : 0.0f;
+      if (has_velocity()) next_velocity_.as<float>()[i] = 0;
+    });
+  }
+  for (const Part& part : parts_) {
+    for (uint64_t i = part.begin; !part.finite && i < part.end; ++i) {
+      if (!std::isfinite(sums[i])) sums[i] = 0;
+      if (has_velocity() && !std::isfinite(next_velocity_.as<float>()[i]))
+        next_velocity_.as<float>()[i] = 0;
+    }
+  }
+  residual_.exchange(sums_);
+  std::swap(velocity_, next_velocity_);
+  ++step_;
+}
+
+}  // namespace addend::select

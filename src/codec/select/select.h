@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// Codecs that let some elements travel and keep the others for later steps: topk, threshold, dgc,
+// redsync, random, leader. What is selected is carried by another codec: a gradient that is zero
+// elsewhere by exact, or, where all workers have the same positions, values side by side by dense.
+// docs/formats/select.md.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "addend/codec.h"
+#include "base/buffer.h"
+#include "codec/feedback.h"
+#include "codec/readable_residual.h"
+#include "codec/select/cut.h"
+#include "codec/select/options.h"
+
+namespace addend::select {
+
+Result<std::unique_ptr<Codec>> create_select(const CodecSpec& spec, const Layout& layout);
+
+/// What all selectors share: elements with what is owed to them before a selection, and what is
+/// owed after it.
+class SelectCodec : public FeedbackCodec, public ReadableResidual {
+ public:
+  SelectCodec(const Layout& layout, const Options& options);
+
+  std::string_view next_mode() const final { return selector_name(options_.selector); }
+  uint64_t memory_bytes() const override;
+  void add_residual(float* to) const final { residual_.add_to(0, 0, layout().count, to); }
+
+ protected:
+  /// A segment in this layout.
+  struct Part {
+    uint64_t id = 0, begin = 0, end = 0;
+    bool finite = true;  ///< in this step
+  };
+
+  /// Makes the codec that carries what is selected, for so many elements.
+  Status set_up(uint64_t carried);
+
+  uint64_t words() const;
+  /// How many elements of a part travel in this step, exactly or about.
+  uint64_t kept_of(const Part& part) const;
+  /// A number for this step and part, the same on all workers.
+  uint64_t draw_of(const Part& part) const;
+
+  /// sums_ = gradient + residual of a part (of dgc: the velocity that this makes, too), counted if
+  /// there is a histogram to count in.
+  Status add_up(Part& part, Histogram* histogram);
+  Field field_of(const Part& part, uint64_t* kept);
+  /// What travels of an element: the nearest finite number of the layout's type, where it is
+  /// finite.
+  float sent(float element) const;
+
+  /// The report of what was selected: its energy of all, known, or of a sample.
+  void report_energy(double all, double travels);
+  void sample_energy(const uint64_t* kept);
+  /// The step succeeded: what was not sent is owed from now on.
+  void settle(const uint64_t* kept);
+
+  const Options options_;
+  std::vector<Part> parts_;
+  std::unique_ptr<Codec> carrier_;
+  const void* gradient_ = nullptr;
+  bool selected_ = false;
+  Buffer sums_;  // float: gradient and residual; what is owed, once the step is done
+
+ private:
+  uint64_t base_fingerprint() const final;
+  uint64_t segment_fingerprint(uint64_t segment) const final;
+  Residual::Range segment_range(uint64_t segment) const final { return positions_of(segment); }
+  uint64_t learnt_bytes(uint64_t segment) const final;
+  void save_learnt(uint64_t segment, uint8_t* to) const final;
+  void load_learnt(uint64_t segment, const uint8_t* from) final;
+  Status multiply_residual(double factor) final;
+
+  Status do_begin(const void* gradient) final;
+
+  bool has_velocity() const { return options_.selector == Selector::kDgc; }
+  Addends addends(uint64_t begin);
+  void count_part(const Part& part, Histogram& histogram);
+  void accelerate(Part& part);
+  float clipping(const Part& part) const;
+
+  std::vector<Histogram> by_thread_;
+  Scratch scratch_;
+  Buffer velocity_, next_velocity_;  // float: of dgc
+};
+
+}  // namespace addend::select
