@@ -50,7 +50,7 @@ std::vector<Saved> make_codecs() {
   for (const char* spec :
        {"quant:block=64,feedback=float", "quant:block=64,feedback=byte",
         "quant:bits=auto,block=64,feedback=byte", "quant:rotate=none,block=whole,feedback=float",
-        "quant:block=64", "exact", "dense"}) {
+        "quant:block=64", "exact", "dense", "topk:density=0.1", "dgc:density=0.1"}) {
     addend::Layout layout;
     layout.count = 210;
     layout.segments = {{7, 140}, {3, 70}};

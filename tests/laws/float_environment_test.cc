@@ -32,6 +32,8 @@ const std::vector<std::string> kSpecs = {
     "quant:rotate=none,carrier=indices",
     "quant:index=auto,feedback=float",
     "lowrank:rank=2",
+    "topk:density=0.1,index=packed",
+    "dgc:density=0.1",
 };
 
 // Subnormals of the gradient's type or of the one that travels, and numbers whose sums and products

@@ -356,6 +356,24 @@ TEST(Leader, ChoosesForAllInTurn) {
   }
 }
 
+// An adder that loses bits, or sets some, would have values added in the wrong places.
+TEST(Leader, RefusesAnIndexThatIsNotTheLeaders) {
+  for (const uint64_t damage : {uint64_t{1} << 5, uint64_t{1} << 60, uint64_t{3} << 5}) {
+    Lockstep workers("leader:density=0.1", layout_of(2, 64));
+    std::vector<float> gradient(64);
+    gradient[5] = 1;
+    gradient[60] = 2;
+    Codec& leads = workers.codec(0);
+    ASSERT_TRUE(leads.begin(gradient.data()));
+    Round round;
+    ASSERT_TRUE(leads.next_round(round));
+    *static_cast<uint64_t*>(round.planes[0].data) ^= damage;
+    const Result<bool> more = leads.next_round(round);
+    ASSERT_FALSE(more);
+    EXPECT_EQ(more.error().code, Errc::kUndecodable);
+  }
+}
+
 TEST(Random, DrawsOtherPositionsInEveryStepAndEachWithTheSameChance) {
   Layout layout = layout_of(1, 1000);
   Lockstep worker("random:density=0.1", layout);
@@ -396,6 +414,29 @@ TEST(Dgc, AddsMomentumBeforeItSelects) {
       ASSERT_EQ(sent, owed[i]) << step << " " << i;
       velocity[i] = owed[i] = 0;
     }
+  }
+}
+
+TEST(Dgc, GoesOnWithItsVelocityAfterARestart) {
+  Layout layout = layout_of(2, 700);
+  layout.segments = {{3, 200}, {5, 500}};
+  Lockstep all("dgc:density=0.1", layout), first("dgc:density=0.1", layout);
+  layout.first_step = 4;
+  Lockstep then("dgc:density=0.1", layout);
+  for (uint64_t step = 0; step < 8; ++step) {
+    std::vector<Bytes> expected = standard_normal(layout, step), found = expected;
+    ASSERT_TRUE(all.step(expected));
+    for (uint32_t w = 0; step == 4 && w < 2; ++w) {
+      for (uint64_t s = 0; s < 2; ++s) {
+        const auto state = first.codec(w).save_segment(s);
+        ASSERT_TRUE(state);
+        ASSERT_TRUE(then.codec(w).load_segment(s, *state));
+        Lockstep other("topk", layout);
+        EXPECT_FALSE(other.codec(w).load_segment(s, *state)) << "it has no velocity";
+      }
+    }
+    ASSERT_TRUE((step < 4 ? first : then).step(found));
+    ASSERT_EQ(found, expected) << step;
   }
 }
 

@@ -41,6 +41,10 @@ const std::vector<std::string> kSpecs = {
     "quant:index=packed",
     "quant:index=packed,feedback=float",
     "quant:index=two-level,feedback=float",
+    "topk:density=0.02",
+    "redsync:density=0.05",
+    "random:density=0.1",
+    "leader:density=0.1",
 };
 
 // Around the ends of chunks, and with chunks to spare for every thread.
