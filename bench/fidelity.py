@@ -14,7 +14,7 @@ the way back (groups of 256 or 64 elements, an f16 scale each), rounded at rando
 to the nearest; THC's table with independent rounding, sums in 8 bits while they fit.
 
 The bar: whatever a rival without bias sends, a spec of ours sends no more and has no larger error.
-Exit code 1 if one is below that, which int8 and int4 are today, or if a codec's workers disagree.
+Exit code 1 if one is below that, or if a codec's workers disagree.
 """
 
 from __future__ import annotations
@@ -32,10 +32,14 @@ from addend.simulation import add_planes
 Floats = NDArray[np.float32]
 
 OURS = [
-    "quant:bits=1,carrier=indices",
-    "quant:bits=2,carrier=indices",
-    "quant:bits=3,carrier=indices",
+    "quant:bits=1,down=4",
+    "quant:bits=2,down=4",
+    "quant:bits=4,down=4",
     "quant:bits=4,carrier=indices",
+    "quant:bits=4,down=8",
+    "quant:bits=8,down=4",
+    "quant:bits=8,down=8",
+    "quant:bits=8,down=8,clipped=3e-5",
     "quant",
     "quant:bits=8",
     "cast:bf16",

@@ -42,6 +42,20 @@ void require_same(Op op, const Bytes& a, const Bytes& b, uint64_t lanes) {
 
 void check_fold(Input& input, uint64_t lanes) {
   const auto op = static_cast<Op>(input.take<uint8_t>() % addend::kOpCount);
+  if (addend::is_narrow_sum(op)) {
+    Bytes in(addend::op_bytes(op, lanes)), table(16);
+    Bytes sums(addend::op_sum_bytes(op, lanes)), expected(sums.size());
+    input.cycle(in.data(), in.size());
+    input.cycle(table.data(), table.size());
+    const uint8_t* sources[] = {in.data(), in.data(), in.data()};
+    const std::string target = addend::simd_target();
+    addend::fold_tables(op, sums.data(), sources, 3, table.data(), lanes);
+    require(static_cast<bool>(addend::force_simd_target("scalar")));
+    addend::fold_tables(op, expected.data(), sources, 3, table.data(), lanes);
+    require(static_cast<bool>(addend::force_simd_target(target)));
+    require(sums == expected);
+    return;
+  }
   if (addend::is_table_sum(op)) {
     Bytes acc(addend::op_sum_bytes(op, lanes)), indices(lanes / 2 + 1), table(32);
     input.cycle(acc.data(), acc.size());

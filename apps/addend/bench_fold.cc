@@ -136,6 +136,8 @@ uint64_t count_wrong(const Planes& planes) {
       return count_wrong_table<uint8_t>(planes);
     case Op::kTableSumU16:
       return count_wrong_table<uint16_t>(planes);
+    default:  // narrow sums are raced where they are needed, in bench_quant.cc
+      break;
   }
   return planes.lanes;
 }
@@ -182,6 +184,7 @@ Status bench_folds(const BenchOptions& options, BenchResults& results) {
   for (std::size_t i = 0; i < kOpCount; ++i) {
     Planes planes;
     planes.op = static_cast<Op>(i);
+    if (is_narrow_sum(planes.op)) continue;
     if (!options.wants(fmt::format("fold {}", op_name(planes.op)))) continue;
     fmt::print(stderr, "bench: fold {}\n", op_name(planes.op));
     planes.acc = buffers[0].data();

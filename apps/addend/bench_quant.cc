@@ -33,11 +33,13 @@ constexpr double kMostNmse = 0.0006;
 constexpr double kMostEncodeX = 2.5;
 constexpr double kMostDecodeX = 2.5;
 constexpr double kLeastTableRate = 1.5;
+constexpr double kLeastNarrowRate = 1.5;
 constexpr double kMostScaleBits = 0.02;
 // An adder works on a piece of all planes while its sums are in the nearest cache.
 constexpr uint64_t kPieceLanes = 1 << 14;
 
 constexpr std::string_view kTableSum = "quant table sum";
+constexpr std::string_view kNarrowSum = "quant narrow sum";
 
 struct Subject {
   const char* name;
@@ -45,6 +47,7 @@ struct Subject {
 };
 constexpr Subject kLevels{"quant levels", "quant:bits=4"};
 constexpr Subject kIndices{"quant indices", "quant:carrier=indices"};
+constexpr Subject kNarrow{"quant narrow", "quant:bits=8,down=8"};
 
 /// Where the sum over all workers stands, or the levels if they are summed in place.
 void* sums_of(const Plane& plane) { return is_table_sum(plane.op) ? plane.sums : plane.data; }
@@ -61,7 +64,7 @@ class QuantBench {
     }
     auto planes = PageBuffer::create(kWorld * bench.stride());
     if (!planes) return planes.error();
-    bench.indices_ = *std::move(planes);
+    bench.planes_ = *std::move(planes);
     workload::GradientSpec spec;
     spec.count = options.count;
     spec.density = 1;
@@ -91,27 +94,35 @@ class QuantBench {
   /// cards put what arrives into the cache, and there the bar holds; from memory is shown beside
   /// it. REQUIRES: run(kIndices) went before.
   Status run_table_sum(BenchResults& results) {
-    fmt::print(stderr, "bench: {}\n", kTableSum);
-    std::vector<uint8_t> sums(lanes_);
-    for (uint64_t first = 0; first < lanes_; first += kPieceLanes)
-      sum_piece(first, first, sums.data());
-    if (sums != sums_) {
-      return make_error(Errc::kUndecodable,
-                        fmt::format("{}: sums by pieces are not the sums of planes", kTableSum));
-    }
-    auto cached = race_table_sum(Source::kCache, sums.data());
-    if (!cached) return cached.error();
-    results.bars.push_back({fmt::format("{}: index bytes/s / memcpy", cached->op), cached->rate_x,
-                            kLeastTableRate, false, true});
-    results.folds.push_back(*std::move(cached));
-    auto streamed = race_table_sum(Source::kMemory, sums.data());
-    if (!streamed) return streamed.error();
-    results.folds.push_back(*std::move(streamed));
-    return {};
+    return run_sum(kTableSum, kLeastTableRate, results);
+  }
+  /// The same for narrow sums. REQUIRES: run(kNarrow) went before.
+  Status run_narrow_sum(BenchResults& results) {
+    return run_sum(kNarrowSum, kLeastNarrowRate, results);
   }
 
  private:
   explicit QuantBench(const BenchOptions& options) : options_(options) {}
+
+  Status run_sum(std::string_view name, double least_rate, BenchResults& results) {
+    fmt::print(stderr, "bench: {}\n", name);
+    std::vector<uint8_t> sums(sums_.size());
+    for (uint64_t first = 0; first < lanes_; first += kPieceLanes)
+      sum_piece(first, first, sums.data());
+    if (sums != sums_) {
+      return make_error(Errc::kUndecodable,
+                        fmt::format("{}: sums by pieces are not the sums of planes", name));
+    }
+    auto cached = race_sum(name, Source::kCache, sums.data());
+    if (!cached) return cached.error();
+    results.bars.push_back({fmt::format("{}: index bytes/s / memcpy", cached->op), cached->rate_x,
+                            least_rate, false, true});
+    results.folds.push_back(*std::move(cached));
+    auto streamed = race_sum(name, Source::kMemory, sums.data());
+    if (!streamed) return streamed.error();
+    results.folds.push_back(*std::move(streamed));
+    return {};
+  }
 
   Result<std::unique_ptr<Codec>> make_codec(const Subject& subject, uint32_t worker) const {
     auto spec = CodecSpec::parse(subject.codec);
@@ -139,29 +150,26 @@ class QuantBench {
 
   /// The sum of all workers' first step into sums_. Levels and indices must give the same integers.
   Status add_workers(const Subject& subject) {
-    std::vector<uint8_t> sums;
     for (uint32_t worker = 0; worker < kWorld; ++worker) {
       auto codec = make_codec(subject, worker);
       if (!codec) return codec.error();
       Round round;
       ADDEND_TRY(encode(**codec, round));
       const Plane& plane = round.planes[0];
-      if (plane.op != Op::kSumU8 && plane.op != Op::kTableSumU8) {
+      op_ = plane.op;
+      if (op_ != Op::kSumU8 && op_ != Op::kTableSumU8 && !is_narrow_sum(op_)) {
         return make_error(Errc::kUnsupported, fmt::format("{} sums in {} instead of 8-bit lanes",
-                                                          subject.name, op_name(plane.op)));
+                                                          subject.name, op_name(op_)));
       }
       lanes_ = plane.lanes;
-      sums.resize(lanes_);
-      const auto* data = static_cast<const uint8_t*>(plane.data);
-      if (plane.op == Op::kSumU8) {
-        fold(plane.op, sums.data(), data, lanes_);
-      } else {
-        std::memcpy(table_.data(), plane.table, table_.size());
-        std::memcpy(indices(worker), data, op_bytes(plane.op, lanes_));
-        fold_table(plane.op, sums.data(), data, table_.data(), lanes_);
-      }
+      if (op_table_bytes(op_) > 0) std::memcpy(table_.data(), plane.table, table_.size());
+      std::memcpy(lanes_of(worker), plane.data, op_bytes(op_, lanes_));
     }
-    if (!sums_.empty() && sums != sums_) {
+    std::vector<uint8_t> sums(op_sum_bytes(op_, lanes_));
+    for (uint32_t worker = 0; op_ == Op::kSumU8 && worker < kWorld; ++worker)
+      fold(op_, sums.data(), lanes_of(worker), lanes_);
+    if (is_table_sum(op_)) fold_all(0, 0, lanes_, sums.data());
+    if (!is_narrow_sum(op_) && !sums_.empty() && sums != sums_) {
       return make_error(Errc::kUndecodable, fmt::format("{} sums to other integers than {}",
                                                         kIndices.name, kLevels.name));
     }
@@ -235,18 +243,23 @@ class QuantBench {
   /// Where the workers' indices come from: the same pieces again and again, or whole planes.
   enum class Source : uint8_t { kCache, kMemory };
 
-  /// Sums the workers' lanes from `first` on, at most kPieceLanes, to `to` of `sums`.
-  void sum_piece(uint64_t first, uint64_t to, uint8_t* sums) const {
-    const uint64_t lanes = std::min(kPieceLanes, lanes_ - std::max(first, to));
-    std::memset(sums + to, 0, lanes);
+  /// Sums `lanes` of the workers' lanes from `first` on to lane `to` of `sums`.
+  void fold_all(uint64_t first, uint64_t to, uint64_t lanes, uint8_t* sums) const {
+    uint8_t* target = sums + op_sum_bytes(op_, to);
+    std::memset(target, 0, op_sum_bytes(op_, lanes));
     std::array<const uint8_t*, kWorld> sources{};
     for (uint32_t worker = 0; worker < kWorld; ++worker)
-      sources[worker] = indices(worker) + first / 2;
-    fold_tables(Op::kTableSumU8, sums + to, sources.data(), kWorld, table_.data(), lanes);
+      sources[worker] = lanes_of(worker) + op_bytes(op_, first);
+    fold_tables(op_, target, sources.data(), kWorld, table_.data(), lanes);
+  }
+
+  /// A piece of at most kPieceLanes.
+  void sum_piece(uint64_t first, uint64_t to, uint8_t* sums) const {
+    fold_all(first, to, std::min(kPieceLanes, lanes_ - std::max(first, to)), sums);
   }
 
   /// In index bytes, as many as there are in all planes.
-  Result<FoldLine> race_table_sum(Source source, uint8_t* sums) const {
+  Result<FoldLine> race_sum(std::string_view name, Source source, uint8_t* sums) const {
     const bool cached = source == Source::kCache;
     auto result = race({gradient_.data(), copy_.data(), gradient_.bytes()}, options_.repeats,
                        [&]() -> Result<Laps> {
@@ -256,29 +269,30 @@ class QuantBench {
                          return Laps{now_us() - start, 0};
                        });
     if (!result) return result.error();
-    const double bytes = static_cast<double>(op_bytes(Op::kTableSumU8, lanes_)) * kWorld;
+    const double bytes = static_cast<double>(op_bytes(op_, lanes_)) * kWorld;
     const double copied = static_cast<double>(gradient_.bytes());
     FoldLine line;
     line.op =
-        fmt::format("{} of {} workers, {}", kTableSum, kWorld, cached ? "in cache" : "from memory");
+        fmt::format("{} of {} workers, {}", name, kWorld, cached ? "in cache" : "from memory");
     line.memcpy_gb_per_s = copied / result->memcpy_us * 1e-3;
     line.fold_gb_per_s = bytes / result->subject.first_us * 1e-3;
     line.rate_x = bytes / copied / result->first_x;
     return line;
   }
 
-  uint8_t* indices(uint32_t worker) const {
-    return static_cast<uint8_t*>(indices_.data()) + worker * stride();
+  uint8_t* lanes_of(uint32_t worker) const {
+    return static_cast<uint8_t*>(planes_.data()) + worker * stride();
   }
   // Planes that are a power of two apart would fight for the same cache lines.
-  uint64_t stride() const { return options_.count / 2 + kPieceLanes / 2 + 64; }
+  uint64_t stride() const { return options_.count + kPieceLanes + 64; }
 
   BenchOptions options_;
   PageBuffer gradient_;
   PageBuffer copy_;
+  Op op_ = Op::kSumU8;  ///< of the subject that ran last
   uint64_t lanes_ = 0;
   std::vector<uint8_t> sums_;  ///< of all workers, first step
-  PageBuffer indices_;         ///< one plane a worker
+  PageBuffer planes_;          ///< one plane a worker
   std::array<uint8_t, 16> table_{};
 };
 
@@ -287,12 +301,16 @@ class QuantBench {
 Status bench_quant(const BenchOptions& options, BenchResults& results) {
   const bool levels = options.wants(kLevels.name), indices = options.wants(kIndices.name);
   const bool table_sum = options.wants(std::string(kTableSum));
-  if (!levels && !indices && !table_sum) return {};
+  const bool narrow = options.wants(kNarrow.name);
+  const bool narrow_sum = options.wants(std::string(kNarrowSum));
+  if (!levels && !indices && !table_sum && !narrow && !narrow_sum) return {};
   auto bench = QuantBench::create(options);
   if (!bench) return bench.error();
   if (levels) ADDEND_TRY(bench->run(kLevels, results));
   if (indices || table_sum) ADDEND_TRY(bench->run(kIndices, results));
   if (table_sum) ADDEND_TRY(bench->run_table_sum(results));
+  if (narrow || narrow_sum) ADDEND_TRY(bench->run(kNarrow, results));
+  if (narrow_sum) ADDEND_TRY(bench->run_narrow_sum(results));
   return {};
 }
 

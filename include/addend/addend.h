@@ -65,7 +65,7 @@ typedef struct addend_plane {
   addend_op op;
   uint64_t lanes;
   void* data;        /* in: this worker's lanes; out: the sum over workers */
-  const void* table; /* table sums: 16 entries of u8 or u16 */
+  const void* table; /* table sums: 16 entries of u8 or u16, or none */
   void* sums;        /* table sums: where the sums go */
 } addend_plane;
 
@@ -79,9 +79,10 @@ typedef struct addend_round {
 
 /* acc (op)= in for `lanes` lanes: what an adder does. Not for table sums. */
 ADDEND_API addend_status addend_fold(addend_op op, void* acc, const void* in, uint64_t lanes);
-/* acc[i] += table[index i]: two 4-bit indices a byte, the even lane in the low nibble. */
-ADDEND_API addend_status addend_fold_table(addend_op op, void* acc, const uint8_t* indices,
-                                           const void* table, uint64_t lanes);
+/* acc[i] += table[index i] of several workers, where indices begin in a byte's lowest bits. Of
+ * narrow sums acc becomes the sums as they travel back, whatever it was. */
+ADDEND_API addend_status addend_fold_tables(addend_op op, void* acc, const uint8_t* const* indices,
+                                            size_t sources, const void* table, uint64_t lanes);
 
 /* ---- Codecs ---- */
 

@@ -17,12 +17,13 @@ void fold(Op op, void* acc, const void* in, uint64_t lanes) noexcept;
 
 /// acc[i] += table[index i] for `lanes` lanes, where `indices` holds two 4-bit indices a byte, even
 /// lane in the low nibble. `op` is kTableSumU8 (acc and table are u8) or kTableSumU16 (u16). Wraps:
-/// the planner picks tables that cannot.
+/// the planner picks tables that cannot. REQUIRES: not a narrow sum.
 void fold_table(Op op, void* acc, const uint8_t* indices, const void* table,
                 uint64_t lanes) noexcept;
 
 /// The same for `sources` workers' indices at once: the accumulator is read and written once
-/// instead of once a worker.
+/// instead of once a worker. Of narrow sums `acc` becomes the sums of these sources, whatever it
+/// was, as they travel back: they do not add up any further.
 void fold_tables(Op op, void* acc, const uint8_t* const* indices, std::size_t sources,
                  const void* table, uint64_t lanes) noexcept;
 

@@ -30,6 +30,14 @@ enum class Op : uint8_t {
   kMaxU32 = ADDEND_OP_MAX_U32,
   kTableSumU8 = ADDEND_OP_TABLE_SUM_U8,
   kTableSumU16 = ADDEND_OP_TABLE_SUM_U16,
+  kNarrowSum14 = ADDEND_OP_NARROW_SUM_1_4,
+  kNarrowSum18 = ADDEND_OP_NARROW_SUM_1_8,
+  kNarrowSum24 = ADDEND_OP_NARROW_SUM_2_4,
+  kNarrowSum28 = ADDEND_OP_NARROW_SUM_2_8,
+  kNarrowSum44 = ADDEND_OP_NARROW_SUM_4_4,
+  kNarrowSum48 = ADDEND_OP_NARROW_SUM_4_8,
+  kNarrowSum84 = ADDEND_OP_NARROW_SUM_8_4,
+  kNarrowSum88 = ADDEND_OP_NARROW_SUM_8_8,
 };
 
 inline constexpr std::size_t kOpCount = ADDEND_OP_COUNT;
@@ -40,7 +48,15 @@ inline uint64_t op_bytes(Op op, uint64_t lanes) {
 inline uint64_t op_sum_bytes(Op op, uint64_t lanes) {
   return addend_op_sum_bytes(static_cast<addend_op>(op), lanes);
 }
-inline bool is_table_sum(Op op) { return op == Op::kTableSumU8 || op == Op::kTableSumU16; }
+/// Sums are lanes of their own, of another width than the contributions.
+constexpr bool is_table_sum(Op op) { return op >= Op::kTableSumU8; }
+/// Table sums that come back in few bits: docs/formats/planes.md, "Narrow sums".
+constexpr bool is_narrow_sum(Op op) { return op >= Op::kNarrowSum14; }
+inline uint32_t op_table_bytes(Op op) { return addend_op_table_bytes(static_cast<addend_op>(op)); }
+/// A plane may be cut for adders at multiples of this many lanes.
+constexpr uint64_t op_lane_align(Op op) {
+  return is_narrow_sum(op) ? ADDEND_NARROW_GROUP_LANES : 16;
+}
 
 constexpr uint32_t dtype_bytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
 
@@ -52,9 +68,11 @@ constexpr const char* dtype_name(DType dtype) {
   return kNames[static_cast<std::size_t>(dtype)];
 }
 constexpr const char* op_name(Op op) {
-  constexpr const char* kNames[] = {"sum_f32", "sum_bf16",     "sum_f16",      "sum_i32",
-                                    "sum_i64", "sum_u8",       "sum_u16",      "or_u64",
-                                    "max_u32", "table_sum_u8", "table_sum_u16"};
+  constexpr const char* kNames[] = {
+      "sum_f32",        "sum_bf16",       "sum_f16",        "sum_i32",        "sum_i64",
+      "sum_u8",         "sum_u16",        "or_u64",         "max_u32",        "table_sum_u8",
+      "table_sum_u16",  "narrow_sum_1_4", "narrow_sum_1_8", "narrow_sum_2_4", "narrow_sum_2_8",
+      "narrow_sum_4_4", "narrow_sum_4_8", "narrow_sum_8_4", "narrow_sum_8_8"};
   return kNames[static_cast<std::size_t>(op)];
 }
 
@@ -75,7 +93,8 @@ struct Plane {
   /// In: this worker's lanes. Out: the fold of all workers' lanes (not for table sums, whose input
   /// has another width).
   void* data = nullptr;
-  /// Table sums only: 16 entries of u8 or u16, the same on all workers, and where the sums go.
+  /// Table sums only: 16 entries of u8 or u16, the same on all workers (none where lanes are
+  /// levels), and where the sums go.
   const void* table = nullptr;
   void* sums = nullptr;
   /// A hint to reducers, or null: world + 1 ascending lane numbers, the same on all workers, kept

@@ -30,13 +30,41 @@ typedef enum addend_op {
   ADDEND_OP_MAX_U32 = 8,
   ADDEND_OP_TABLE_SUM_U8 =
       9, /* 4-bit indices mapped through a 16-entry table, added into u8 lanes */
-  ADDEND_OP_TABLE_SUM_U16 = 10 /* the same into u16 lanes */
+  ADDEND_OP_TABLE_SUM_U16 = 10, /* the same into u16 lanes */
+  /* The first number is the bits of an index (of 8: the level itself), the second those of a sum on
+   * the way back, which is exact where it fits and otherwise rounded without bias. */
+  ADDEND_OP_NARROW_SUM_1_4 = 11,
+  ADDEND_OP_NARROW_SUM_1_8 = 12,
+  ADDEND_OP_NARROW_SUM_2_4 = 13,
+  ADDEND_OP_NARROW_SUM_2_8 = 14,
+  ADDEND_OP_NARROW_SUM_4_4 = 15,
+  ADDEND_OP_NARROW_SUM_4_8 = 16,
+  ADDEND_OP_NARROW_SUM_8_4 = 17,
+  ADDEND_OP_NARROW_SUM_8_8 = 18
 } addend_op;
 
-#define ADDEND_OP_COUNT 11
+#define ADDEND_OP_COUNT 19
 
-/* Bytes of a lane on the way to the adder, a power of two. Of table sums it is a byte of two lanes,
- * the even one in the low nibble. */
+/* Narrow sums come back in groups of lanes, each with a header. */
+#define ADDEND_NARROW_GROUP_LANES 512
+#define ADDEND_NARROW_HEADER_BYTES 5
+
+static inline int addend_op_is_narrow(addend_op op) { return op >= ADDEND_OP_NARROW_SUM_1_4; }
+static inline uint32_t addend_op_index_bits(addend_op op) {
+  return addend_op_is_narrow(op) ? 1u << (op - ADDEND_OP_NARROW_SUM_1_4) / 2 : 4;
+}
+static inline uint32_t addend_op_narrow_bits(addend_op op) {
+  return 4u << (op - ADDEND_OP_NARROW_SUM_1_4) % 2;
+}
+
+/* Bytes of the table that table sums look up: 16 entries. */
+static inline uint32_t addend_op_table_bytes(addend_op op) {
+  if (op == ADDEND_OP_TABLE_SUM_U16) return 32;
+  return op < ADDEND_OP_TABLE_SUM_U8 || addend_op_index_bits(op) == 8 ? 0 : 16;
+}
+
+/* Bytes of a lane on the way to the adder, a power of two. Of table sums it is a byte of several
+ * lanes, the first one in the lowest bits. */
 static inline uint32_t addend_op_lane_bytes(addend_op op) {
   switch (op) {
     case ADDEND_OP_SUM_F32:
@@ -53,6 +81,14 @@ static inline uint32_t addend_op_lane_bytes(addend_op op) {
     case ADDEND_OP_SUM_U8:
     case ADDEND_OP_TABLE_SUM_U8:
     case ADDEND_OP_TABLE_SUM_U16:
+    case ADDEND_OP_NARROW_SUM_1_4:
+    case ADDEND_OP_NARROW_SUM_1_8:
+    case ADDEND_OP_NARROW_SUM_2_4:
+    case ADDEND_OP_NARROW_SUM_2_8:
+    case ADDEND_OP_NARROW_SUM_4_4:
+    case ADDEND_OP_NARROW_SUM_4_8:
+    case ADDEND_OP_NARROW_SUM_8_4:
+    case ADDEND_OP_NARROW_SUM_8_8:
       return 1;
   }
   return 0;
@@ -60,7 +96,10 @@ static inline uint32_t addend_op_lane_bytes(addend_op op) {
 
 /* Bytes that `lanes` lanes of this operation occupy on the way to the adder. */
 static inline uint64_t addend_op_bytes(addend_op op, uint64_t lanes) {
-  if (op == ADDEND_OP_TABLE_SUM_U8 || op == ADDEND_OP_TABLE_SUM_U16) return lanes / 2 + lanes % 2;
+  if (op >= ADDEND_OP_TABLE_SUM_U8) {
+    const uint32_t in_a_byte = 8 / addend_op_index_bits(op);
+    return lanes / in_a_byte + (lanes % in_a_byte != 0);
+  }
   return lanes * addend_op_lane_bytes(op);
 }
 
@@ -68,6 +107,12 @@ static inline uint64_t addend_op_bytes(addend_op op, uint64_t lanes) {
 static inline uint64_t addend_op_sum_bytes(addend_op op, uint64_t lanes) {
   if (op == ADDEND_OP_TABLE_SUM_U8) return lanes;
   if (op == ADDEND_OP_TABLE_SUM_U16) return lanes * 2;
+  if (addend_op_is_narrow(op)) {
+    const uint64_t groups =
+        lanes / ADDEND_NARROW_GROUP_LANES + (lanes % ADDEND_NARROW_GROUP_LANES != 0);
+    const uint64_t whole = addend_op_narrow_bits(op) == 4 ? lanes / 2 + lanes % 2 : lanes;
+    return groups * ADDEND_NARROW_HEADER_BYTES + whole;
+  }
   return addend_op_bytes(op, lanes);
 }
 

@@ -19,7 +19,7 @@ from addend.errors import (
     Undecodable,
     Unsupported,
 )
-from addend.plane import Op, Plane, Round, fold, fold_table
+from addend.plane import Op, Plane, Round, fold, fold_tables
 from addend.report import Report
 from addend.simulation import Simulation, Simulator, simulate
 
@@ -49,6 +49,6 @@ __all__ = [
     "Undecodable",
     "Unsupported",
     "fold",
-    "fold_table",
+    "fold_tables",
     "simulate",
 ]

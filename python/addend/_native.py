@@ -262,7 +262,7 @@ _FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("version", c_char_p, []),
     ("last_error", c_char_p, []),
     ("fold", c_int, [c_int, c_void_p, c_void_p, c_uint64]),
-    ("fold_table", c_int, [c_int, c_void_p, c_void_p, c_void_p, c_uint64]),
+    ("fold_tables", c_int, [c_int, c_void_p, c_void_p, c_size_t, c_void_p, c_uint64]),
     ("layout_init", None, [POINTER(Layout), c_size_t]),
     ("codec_create", c_int, [c_char_p, POINTER(Layout), POINTER(_CODEC)]),
     ("codec_destroy", None, [_CODEC]),

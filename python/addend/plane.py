@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import enum
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from addend._native import check, library
@@ -23,11 +25,29 @@ class Op(enum.IntEnum):
     MAX_U32 = 8
     TABLE_SUM_U8 = 9
     TABLE_SUM_U16 = 10
+    NARROW_SUM_1_4 = 11
+    NARROW_SUM_1_8 = 12
+    NARROW_SUM_2_4 = 13
+    NARROW_SUM_2_8 = 14
+    NARROW_SUM_4_4 = 15
+    NARROW_SUM_4_8 = 16
+    NARROW_SUM_8_4 = 17
+    NARROW_SUM_8_8 = 18
 
     @property
     def is_table_sum(self) -> bool:
-        """Whether the plane holds 4-bit indices and the sums are lanes of their own."""
+        """Whether the plane holds indices and the sums are lanes of their own."""
         return self >= Op.TABLE_SUM_U8
+
+    @property
+    def is_narrow_sum(self) -> bool:
+        """Whether the sums come back in few bits, and add up no further."""
+        return self >= Op.NARROW_SUM_1_4
+
+    @property
+    def lane_align(self) -> int:
+        """An adder may cut the plane at multiples of this many lanes."""
+        return _GROUP_LANES if self.is_narrow_sum else 16
 
     def nbytes(self, lanes: int) -> int:
         """Bytes of `lanes` lanes on the way to the adder."""
@@ -35,12 +55,17 @@ class Op(enum.IntEnum):
 
     def sum_nbytes(self, lanes: int) -> int:
         """Bytes of the sum that comes back; differs from `nbytes` only for table sums."""
+        if self.is_narrow_sum:
+            groups = -(-lanes // _GROUP_LANES)
+            return groups * _GROUP_HEADER_BYTES + (lanes * (4 if self % 2 else 8) + 7) // 8
         if self.is_table_sum:
             return lanes if self == Op.TABLE_SUM_U8 else 2 * lanes
         return self.nbytes(lanes)
 
 
-_LANE_BITS = (32, 16, 16, 32, 64, 8, 16, 64, 32, 4, 4)
+_LANE_BITS = (32, 16, 16, 32, 64, 8, 16, 64, 32, 4, 4, 1, 1, 2, 2, 4, 4, 8, 8)
+_GROUP_LANES = 512
+_GROUP_HEADER_BYTES = 5
 
 
 class Plane(NamedTuple):
@@ -49,7 +74,7 @@ class Plane(NamedTuple):
     op: Op
     lanes: int
     data: int  # in: this worker's lanes; out: the sum over workers (table sums: indices, in only)
-    table: int  # table sums: 16 entries of u8 or u16; else 0
+    table: int  # table sums: 16 entries of u8 or u16, or 0; else 0
     sums: int  # table sums: where the sums go; else 0
     nbytes: int  # of data
     sum_nbytes: int  # of sums for table sums, else of data
@@ -67,6 +92,11 @@ def fold(op: Op, accumulator: int, lanes_in: int, lanes: int) -> None:
     check(library.fold(op, accumulator, lanes_in, lanes))
 
 
-def fold_table(op: Op, accumulator: int, indices: int, table: int, lanes: int) -> None:
-    """accumulator[i] += table[index i]: two 4-bit indices a byte, the even lane in the low half."""
-    check(library.fold_table(op, accumulator, indices, table, lanes))
+def fold_tables(op: Op, sums: int, indices: Sequence[int], table: int, lanes: int) -> None:
+    """sums = table[index i] of all workers, added up: their indices at these addresses.
+
+    Indices begin in a byte's low bits. Narrow sums come out as they travel back.
+    """
+    ctypes.memset(sums, 0, op.sum_nbytes(lanes))
+    sources = (ctypes.c_void_p * len(indices))(*indices)
+    check(library.fold_tables(op, sums, sources, len(indices), table, lanes))

@@ -14,7 +14,7 @@ import numpy as np
 from addend._arrays import Gradient, copy_all
 from addend.codec import Codec
 from addend.errors import InvalidArgument
-from addend.plane import Plane, fold, fold_table
+from addend.plane import Plane, fold, fold_tables
 from addend.report import Report
 
 
@@ -149,9 +149,8 @@ def add_planes(planes: Sequence[Plane]) -> None:
     """Leaves the sum over workers, folded in their order, in every worker's plane."""
     first = planes[0]
     if first.op.is_table_sum:
-        ctypes.memset(first.sums, 0, first.sum_nbytes)
-        for plane in planes:
-            fold_table(plane.op, first.sums, plane.data, plane.table, plane.lanes)
+        indices = [plane.data for plane in planes]
+        fold_tables(first.op, first.sums, indices, first.table, first.lanes)
         for plane in planes[1:]:
             ctypes.memmove(plane.sums, first.sums, first.sum_nbytes)
         return

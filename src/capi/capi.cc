@@ -68,15 +68,20 @@ addend_status addend_fold(addend_op op, void* acc, const void* in, uint64_t lane
   return ADDEND_OK;
 }
 
-addend_status addend_fold_table(addend_op op, void* acc, const uint8_t* indices, const void* table,
-                                uint64_t lanes) {
-  if (!is_op(op) || !addend::is_table_sum(static_cast<addend::Op>(op))) {
-    return invalid("addend_fold_table: not a table sum");
+addend_status addend_fold_tables(addend_op op, void* acc, const uint8_t* const* indices,
+                                 size_t sources, const void* table, uint64_t lanes) {
+  const auto known = static_cast<addend::Op>(op);
+  if (!is_op(op) || !addend::is_table_sum(known)) {
+    return invalid("addend_fold_tables: not a table sum");
   }
-  if (table == nullptr || (lanes > 0 && (acc == nullptr || indices == nullptr))) {
-    return invalid("addend_fold_table: null lanes or table");
+  if ((table == nullptr && addend::op_table_bytes(known) > 0) ||
+      (lanes > 0 && (acc == nullptr || (sources > 0 && indices == nullptr)))) {
+    return invalid("addend_fold_tables: null lanes or table");
   }
-  addend::fold_table(static_cast<addend::Op>(op), acc, indices, table, lanes);
+  for (size_t s = 0; lanes > 0 && s < sources; ++s) {
+    if (indices[s] == nullptr) return invalid("addend_fold_tables: null lanes or table");
+  }
+  addend::fold_tables(known, acc, indices, sources, table, lanes);
   return ADDEND_OK;
 }
 

@@ -40,7 +40,8 @@ Result<Plane> to_cpp(const addend_plane& plane) {
   if (static_cast<unsigned>(plane.op) >= ADDEND_OP_COUNT)
     return make_error(Errc::kInvalidArgument, "not a plane operation");
   const auto op = static_cast<Op>(plane.op);
-  const bool whole = !is_table_sum(op) || (plane.table != nullptr && plane.sums != nullptr);
+  const bool whole = !is_table_sum(op) ||
+                     ((plane.table != nullptr || op_table_bytes(op) == 0) && plane.sums != nullptr);
   if (plane.lanes > 0 && (plane.data == nullptr || !whole))
     return make_error(Errc::kInvalidArgument, "a plane without its memory");
   return Plane{op, plane.lanes, plane.data, plane.table, plane.sums};

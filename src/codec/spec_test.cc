@@ -185,7 +185,7 @@ TEST(CodecOptionHelp, DescribesEveryOption) {
   const auto lines = codec_option_help("exact");
   ASSERT_EQ(lines.size(), 8u);
   EXPECT_EQ(lines[0].rfind("mode=auto|packed|two-level|sketch|bloom|gather  ", 0), 0u) << lines[0];
-  EXPECT_EQ(codec_option_help("quant").size(), 13u);
+  EXPECT_EQ(codec_option_help("quant").size(), 14u);
 }
 
 class Steps : public testing::TestWithParam<const char*> {};

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <string>
 
 #include "addend/fold.h"
 #include "cuda/memory.h"
@@ -23,6 +24,10 @@ Status fold_on_device(Op op, void* acc, const void* in, uint64_t lanes, void* st
 Status fold_tables_on_device(Op op, void* acc, const uint8_t* const* indices, std::size_t sources,
                              const void* table, uint64_t lanes, void* stream) {
   if (!is_table_sum(op)) return make_error(Errc::kInvalidArgument, "not a table sum");
+  if (is_narrow_sum(op)) {
+    return make_error(Errc::kUnsupported,
+                      std::string(op_name(op)) + " is not added on a device yet");
+  }
   const auto device = cuda::Device::of(stream);
   ADDEND_TRY(device);
   const auto kernels = cuda::part<FoldKernels>();

@@ -6,6 +6,7 @@
 #include "base/assert.h"
 #include "base/float_environment.h"
 #include "base/simd.h"
+#include "fold/narrow.h"
 #include "fold/reference.h"
 #include "fold/simd_kernels.h"
 
@@ -21,6 +22,7 @@ void fold(Op op, void* acc, const void* in, uint64_t lanes) noexcept {
 
 void fold_table(Op op, void* acc, const uint8_t* indices, const void* table,
                 uint64_t lanes) noexcept {
+  ADDEND_ASSERT(!is_narrow_sum(op));
   fold_tables(op, acc, &indices, 1, table, lanes);
 }
 
@@ -28,6 +30,8 @@ void fold_tables(Op op, void* acc, const uint8_t* const* indices, std::size_t so
                  const void* table, uint64_t lanes) noexcept {
   ADDEND_ASSERT(is_table_sum(op));
   if (lanes == 0) return;
+  if (is_narrow_sum(op))
+    return fold_narrow(op, static_cast<uint8_t*>(acc), {indices, sources}, table, lanes);
   if (!scalar_forced()) return simd::fold_tables(op, acc, indices, sources, table, lanes);
   for (std::size_t s = 0; s < sources; ++s)
     reference::fold_table(op, acc, indices[s], table, lanes);

@@ -143,8 +143,7 @@ int fold(Op op, void* acc, const void* in, uint64_t lanes, void* stream) {
       return fold_as<Or>(acc, in, bytes, stream);
     case Op::kMaxU32:
       return fold_as<MaxU32>(acc, in, bytes, stream);
-    case Op::kTableSumU8:
-    case Op::kTableSumU16:
+    default:  // table sums: below
       break;
   }
   return cudaErrorInvalidValue;
@@ -207,7 +206,8 @@ __global__ void __launch_bounds__(kThreads)
 
 int fold_tables(Op op, void* acc, const uint8_t* const* indices, uint32_t sources,
                 const void* table, uint64_t lanes, void* stream) {
-  if (sources > FoldKernels::kMaxSources || !is_table_sum(op)) return cudaErrorInvalidValue;
+  if (sources > FoldKernels::kMaxSources || !is_table_sum(op) || is_narrow_sum(op))
+    return cudaErrorInvalidValue;
   Tables t{};
   t.sources = sources;
   bool vectors = op == Op::kTableSumU8 && aligned(acc);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "addend/fold.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "fold/reference.h"
 #include "gtest/gtest.h"
 #include "wire/hash.h"
+#include "wire/narrow.h"
 
 namespace addend {
 namespace {
@@ -155,8 +157,120 @@ TEST_P(FoldOnTarget, IntegerFoldsCommuteAndAssociate) {
   }
 }
 
+// What a worker's lane of a narrow sum stands for.
+uint32_t level_of(Op op, const uint8_t* lanes, const uint8_t* table, uint64_t i) {
+  const uint32_t bits = addend_op_index_bits(static_cast<addend_op>(op));
+  const uint32_t value = lanes[i * bits / 8] >> (i * bits % 8) & ((1u << bits) - 1);
+  return bits == 8 ? value : table[value];
+}
+
+TEST_P(FoldOnTarget, NarrowSumsAreTheReferencesOfSumsInSixteenBits) {
+  constexpr std::size_t kSources = 5;
+  for (std::size_t code = ADDEND_OP_NARROW_SUM_1_4; code < kOpCount; ++code) {
+    const Op op = static_cast<Op>(code);
+    const uint32_t bits = addend_op_narrow_bits(static_cast<addend_op>(op));
+    for (const uint64_t lanes : {1u, 7u, 64u, 511u, 512u, 513u, 1024u, 5000u}) {
+      const auto table = random_bytes(3 * code, 16);
+      std::vector<std::vector<uint8_t>> sources;
+      std::vector<const uint8_t*> pointers;
+      for (std::size_t s = 0; s < kSources; ++s) {
+        sources.push_back(random_bytes(100 * code + s, op_bytes(op, lanes)));
+        pointers.push_back(sources.back().data());
+      }
+      std::vector<uint8_t> expected(op_sum_bytes(op, lanes) + 1, 0xEE), actual = expected;
+      for (uint64_t begin = 0; begin < lanes; begin += narrow::kGroupLanes) {
+        const uint64_t count = std::min<uint64_t>(narrow::kGroupLanes, lanes - begin);
+        std::vector<uint16_t> sums(count);
+        for (uint64_t i = 0; i < count; ++i) {
+          for (const uint8_t* source : pointers)
+            sums[i] =
+                static_cast<uint16_t>(sums[i] + level_of(op, source, table.data(), begin + i));
+        }
+        reference::narrow_group(sums.data(), count, bits,
+                                expected.data() + op_sum_bytes(op, begin));
+      }
+      fold_tables(op, actual.data(), pointers.data(), kSources, table.data(), lanes);
+      ASSERT_EQ(actual, expected) << op_name(op) << " " << lanes << " lanes";
+    }
+  }
+}
+
+// Up to the largest steps, where a quotient by multiplication could go wrong first.
+TEST_P(FoldOnTarget, NarrowedGroupsOfAnyRangeAreTheReferences) {
+  constexpr std::size_t kSources = 257;  // of levels up to 255: all sums that 16 bits hold
+  std::vector<uint16_t> sums(narrow::kGroupLanes);
+  std::vector<std::vector<uint8_t>> levels(kSources, std::vector<uint8_t>(sums.size()));
+  std::vector<const uint8_t*> sources;
+  for (const auto& source : levels)
+    sources.push_back(source.data());
+  for (uint64_t draw = 0; draw < 68; ++draw) {
+    const uint64_t range = addend_random(1, draw) >> (48 + draw % 17);
+    const uint64_t base = addend_random(2, draw) % (65536 - range);
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      sums[i] = static_cast<uint16_t>(base + addend_random(draw, i) % (range + 1));
+      for (std::size_t s = 0; s < kSources; ++s)
+        levels[s][i] = static_cast<uint8_t>(
+            std::clamp<int64_t>(int64_t{sums[i]} - 255 * static_cast<int64_t>(s), 0, 255));
+    }
+    for (const Op op : {Op::kNarrowSum84, Op::kNarrowSum88}) {
+      std::vector<uint8_t> expected(op_sum_bytes(op, sums.size())), actual(expected.size());
+      reference::narrow_group(sums.data(), sums.size(), op == Op::kNarrowSum84 ? 4 : 8,
+                              expected.data());
+      fold_tables(op, actual.data(), sources.data(), kSources, nullptr, sums.size());
+      ASSERT_EQ(actual, expected) << op_name(op) << " range " << range;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, FoldOnTarget, testing::ValuesIn(simd_targets()),
                          [](const auto& suite) { return suite.param; });
+
+int32_t widened_twice(const std::vector<uint8_t>& group, uint32_t bits, uint32_t lane) {
+  const uint8_t* values = group.data() + ADDEND_NARROW_HEADER_BYTES;
+  return narrow::widened_twice(narrow::read_group(group.data()), lane,
+                               bits == 8 ? values[lane] : values[lane / 2] >> (lane % 2 * 4) & 15u);
+}
+
+TEST(NarrowSums, AreExactWhereTheyFitAndNeverFurtherOffThanHalfAStep) {
+  for (const uint32_t bits : {4u, 8u}) {
+    for (const uint32_t range : {0u, 1u, 15u, 16u, 100u, 255u, 256u, 4000u, 65535u}) {
+      std::vector<uint16_t> sums(300);
+      for (uint32_t i = 0; i < sums.size(); ++i)
+        sums[i] =
+            static_cast<uint16_t>((65535 - range) / 2 + addend_random(range, i) % (range + 1));
+      sums[17] = static_cast<uint16_t>((65535 - range) / 2);
+      sums[18] = static_cast<uint16_t>(sums[17] + range);
+      std::vector<uint8_t> group(ADDEND_NARROW_HEADER_BYTES + sums.size());
+      reference::narrow_group(sums.data(), sums.size(), bits, group.data());
+      const auto step = static_cast<int32_t>(narrow::read_group(group.data()).step);
+      EXPECT_EQ(step == 1, range < (1u << bits)) << range;
+      EXPECT_LE(step, static_cast<int32_t>(range / ((1u << bits) - 1) + 1)) << range;
+      for (uint32_t i = 0; i < sums.size(); ++i)
+        ASSERT_LE(std::abs(widened_twice(group, bits, i) - 2 * sums[i]), step - 1) << range;
+    }
+  }
+}
+
+// Each sum by itself, whatever it is: the mean error of many groups is within 4 deviations of 0.
+TEST(NarrowSums, HaveNoBias) {
+  constexpr int kGroups = 4000;
+  std::vector<double> error(64);
+  std::vector<uint16_t> sums(narrow::kGroupLanes);
+  std::vector<uint8_t> group(ADDEND_NARROW_HEADER_BYTES + sums.size());
+  double step = 0;
+  for (uint64_t draw = 0; draw < kGroups; ++draw) {
+    for (uint32_t i = 0; i < sums.size(); ++i)
+      sums[i] = static_cast<uint16_t>(i < error.size() ? 1000 + i : addend_random(draw, i) % 2000);
+    sums[100] = 0;
+    sums[101] = 1999;
+    reference::narrow_group(sums.data(), sums.size(), 4, group.data());
+    step = narrow::read_group(group.data()).step;
+    for (uint32_t i = 0; i < error.size(); ++i)
+      error[i] += widened_twice(group, 4, i) / 2.0 - sums[i];
+  }
+  for (uint32_t i = 0; i < error.size(); ++i)
+    EXPECT_LT(std::abs(error[i] / kGroups), 4 * step / std::sqrt(12.0 * kGroups)) << i;
+}
 
 TEST(Fold, RefusesPlanesThatDiffer) {
   uint64_t x[2] = {1, 2}, y[2] = {3, 4};

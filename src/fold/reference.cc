@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fold/reference.h"
 
+#include <algorithm>
+
 namespace addend::reference {
 namespace {
 
@@ -42,8 +44,7 @@ void fold(Op op, void* acc, const void* in, uint64_t lanes) noexcept {
       return each<uint64_t>(acc, in, lanes, combine_or);
     case Op::kMaxU32:
       return each<uint32_t>(acc, in, lanes, combine_max);
-    case Op::kTableSumU8:
-    case Op::kTableSumU16:
+    default:  // table sums: fold_table
       return;
   }
 }
@@ -52,6 +53,31 @@ void fold_table(Op op, void* acc, const uint8_t* indices, const void* table,
                 uint64_t lanes) noexcept {
   if (op == Op::kTableSumU8) return each_table<uint8_t>(acc, indices, table, lanes);
   if (op == Op::kTableSumU16) return each_table<uint16_t>(acc, indices, table, lanes);
+}
+
+void add_levels(uint16_t* acc, const uint8_t* levels, uint64_t lanes) noexcept {
+  for (uint64_t i = 0; i < lanes; ++i)
+    acc[i] = static_cast<uint16_t>(acc[i] + levels[i]);
+}
+
+void narrow_group(const uint16_t* sums, uint64_t lanes, uint32_t bits, uint8_t* out) noexcept {
+  const auto [least, most] = std::minmax_element(sums, sums + lanes);
+  uint32_t seed = 0;
+  for (uint32_t i = 0; i < lanes; ++i)
+    seed += (2 * i + 1) * sums[i];
+  const narrow::Group group = narrow_group_of(*least, *most, seed, bits);
+  narrow::write_group(group, out);
+  uint8_t* values = out + ADDEND_NARROW_HEADER_BYTES;
+  for (uint32_t i = 0; i < lanes; ++i) {
+    const auto value = static_cast<uint8_t>(narrow::narrowed(group, i, sums[i]));
+    if (bits == 8) {
+      values[i] = value;
+    } else if (i % 2 == 0) {
+      values[i / 2] = value;
+    } else {
+      values[i / 2] = static_cast<uint8_t>(values[i / 2] | value << 4);
+    }
+  }
 }
 
 }  // namespace addend::reference

@@ -7,6 +7,7 @@
 
 #include "addend/plane.h"
 #include "wire/half.h"
+#include "wire/narrow.h"
 
 namespace addend::reference {
 
@@ -30,8 +31,19 @@ inline uint8_t nibble(const uint8_t* indices, uint64_t lane) {
   return static_cast<uint8_t>((indices[lane / 2] >> (lane % 2 * 4)) & 15);
 }
 
+/// The group whose sums lie in least ... most: the smallest step with which they fit.
+inline narrow::Group narrow_group_of(uint32_t least, uint32_t most, uint32_t seed, uint32_t bits) {
+  const uint32_t top = (1u << bits) - 1;
+  const uint32_t step = most == least ? 1 : (most - least + top - 1) / top;
+  return {least, step, seed >> 8 & 0xFF};
+}
+
 void fold(Op op, void* acc, const void* in, uint64_t lanes) noexcept;
 void fold_table(Op op, void* acc, const uint8_t* indices, const void* table,
                 uint64_t lanes) noexcept;
+
+void add_levels(uint16_t* acc, const uint8_t* levels, uint64_t lanes) noexcept;
+/// A group of narrow sums, in 4 or 8 bits a lane. REQUIRES: 0 < lanes <= narrow::kGroupLanes.
+void narrow_group(const uint16_t* sums, uint64_t lanes, uint32_t bits, uint8_t* out) noexcept;
 
 }  // namespace addend::reference

@@ -4,6 +4,8 @@
 // 3w (table sums: w/4 or w/2 less).
 #include "fold/simd_kernels.h"
 
+#include <algorithm>
+
 #include "fold/reference.h"
 
 #define HWY_WANT_AVX3_DL 1
@@ -109,8 +111,7 @@ void fold_kernel(Op op, void* acc, const void* in, uint64_t lanes) {
     case Op::kMaxU32:
       return run<uint32_t>(op, acc, in, lanes,
                            [](auto a, auto b) HWY_ATTR { return hn::Max(a, b); });
-    case Op::kTableSumU8:
-    case Op::kTableSumU16:
+    default:  // table sums: fold_tables_kernel
       return;
   }
 }
@@ -188,6 +189,81 @@ void fold_tables_kernel(Op op, void* acc, const uint8_t* const* indices, std::si
   }
 }
 
+void add_levels_kernel(uint16_t* HWY_RESTRICT acc, const uint8_t* HWY_RESTRICT levels,
+                       uint64_t lanes) {
+  const hn::ScalableTag<uint16_t> d16;
+  const hn::Rebind<uint8_t, decltype(d16)> d8;
+  const uint64_t n = hn::Lanes(d16);
+  uint64_t i = 0;
+  for (; i + n <= lanes; i += n) {
+    const auto wide = hn::PromoteTo(d16, hn::LoadU(d8, levels + i));
+    hn::StoreU(hn::Add(hn::LoadU(d16, acc + i), wide), d16, acc + i);
+  }
+  reference::add_levels(acc + i, levels + i, lanes - i);
+}
+
+// Least and most of the sums, and the seed, of a whole group.
+HWY_INLINE narrow::Group group_of(const uint16_t* sums, uint32_t bits) {
+  const hn::ScalableTag<uint16_t> d;
+  const uint64_t n = hn::Lanes(d);
+  auto least = hn::LoadU(d, sums), most = least, seed = hn::Zero(d);
+  auto weight = hn::Add(hn::Iota(d, 0), hn::Iota(d, 1));
+  const auto next = hn::Set(d, static_cast<uint16_t>(2 * n));
+  for (uint64_t i = 0; i < narrow::kGroupLanes; i += n) {
+    const auto sum = hn::LoadU(d, sums + i);
+    least = hn::Min(least, sum);
+    most = hn::Max(most, sum);
+    seed = hn::Add(seed, hn::Mul(sum, weight));
+    weight = hn::Add(weight, next);
+  }
+  HWY_ALIGN uint16_t lanes[3][HWY_MAX_BYTES / 2];
+  hn::Store(least, d, lanes[0]);
+  hn::Store(most, d, lanes[1]);
+  hn::Store(seed, d, lanes[2]);
+  uint32_t total = 0;
+  for (uint64_t i = 0; i < n; ++i) {
+    lanes[0][0] = std::min(lanes[0][0], lanes[0][i]);
+    lanes[1][0] = std::max(lanes[1][0], lanes[1][i]);
+    total += lanes[2][i];
+  }
+  return reference::narrow_group_of(lanes[0][0], lanes[1][0], total, bits);
+}
+
+// Quotients by multiplication: half a step's share lies between them and the next integer, far
+// more than the float's error, since a value has 8 bits and a step 13 at the most.
+HWY_INLINE void narrow_lanes(const narrow::Group& group, const uint16_t* sums, uint8_t* values) {
+  const hn::ScalableTag<float> df;
+  const hn::RebindToSigned<decltype(df)> di;
+  const hn::Rebind<uint16_t, decltype(df)> d16;
+  const hn::Rebind<uint8_t, decltype(df)> d8;
+  const auto inverse = hn::Set(df, 1.0f / static_cast<float>(group.step));
+  const auto step = hn::Set(di, static_cast<int32_t>(group.step));
+  const auto base = hn::Set(di, static_cast<int32_t>(group.base));
+  const auto seed = hn::Set(di, static_cast<int32_t>(group.seed << 8));
+  const auto spread = hn::Set(di, static_cast<int32_t>(narrow::kSpread)), low = hn::Set(di, 0xFFFF);
+  for (uint32_t i = 0; i < narrow::kGroupLanes; i += static_cast<uint32_t>(hn::Lanes(df))) {
+    const auto lane = hn::Iota(di, static_cast<int32_t>(i));
+    const auto drawn = hn::And(hn::Add(hn::Mul(lane, spread), seed), low);
+    const auto dither = hn::ShiftRight<16>(hn::Mul(drawn, step));
+    const auto sum = hn::PromoteTo(di, hn::LoadU(d16, sums + i));
+    const auto above = hn::ConvertTo(df, hn::Add(hn::Sub(sum, base), dither));
+    const auto value = hn::ConvertTo(di, hn::Mul(hn::Add(above, hn::Set(df, 0.5f)), inverse));
+    hn::StoreU(hn::DemoteTo(d8, value), d8, values + i);
+  }
+}
+
+void narrow_group_kernel(const uint16_t* sums, uint64_t lanes, uint32_t bits, uint8_t* out) {
+  if (lanes != narrow::kGroupLanes) return reference::narrow_group(sums, lanes, bits, out);
+  const narrow::Group group = group_of(sums, bits);
+  narrow::write_group(group, out);
+  uint8_t* values = out + ADDEND_NARROW_HEADER_BYTES;
+  if (bits == 8) return narrow_lanes(group, sums, values);
+  uint8_t bytes[narrow::kGroupLanes];
+  narrow_lanes(group, sums, bytes);
+  for (uint32_t i = 0; i < narrow::kGroupLanes / 2; ++i)
+    values[i] = static_cast<uint8_t>(bytes[2 * i] | bytes[2 * i + 1] << 4);
+}
+
 }  // namespace
 }  // namespace addend::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -196,6 +272,8 @@ HWY_AFTER_NAMESPACE();
 namespace addend {
 HWY_EXPORT(fold_kernel);
 HWY_EXPORT(fold_tables_kernel);
+HWY_EXPORT(add_levels_kernel);
+HWY_EXPORT(narrow_group_kernel);
 }  // namespace addend
 
 namespace addend::simd {
@@ -207,6 +285,14 @@ void fold(Op op, void* acc, const void* in, uint64_t lanes) noexcept {
 void fold_tables(Op op, void* acc, const uint8_t* const* indices, std::size_t sources,
                  const void* table, uint64_t lanes) noexcept {
   HWY_DYNAMIC_DISPATCH(addend::fold_tables_kernel)(op, acc, indices, sources, table, lanes);
+}
+
+void add_levels(uint16_t* acc, const uint8_t* levels, uint64_t lanes) noexcept {
+  HWY_DYNAMIC_DISPATCH(addend::add_levels_kernel)(acc, levels, lanes);
+}
+
+void narrow_group(const uint16_t* sums, uint64_t lanes, uint32_t bits, uint8_t* out) noexcept {
+  HWY_DYNAMIC_DISPATCH(addend::narrow_group_kernel)(sums, lanes, bits, out);
 }
 
 }  // namespace addend::simd

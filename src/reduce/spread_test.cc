@@ -80,15 +80,19 @@ TEST(SpreadReducer, EveryOperationGivesWhatFoldGives) {
     spread(groups, [&](Reducer& reducer) {
       for (std::size_t o = 3; o < kOpCount; ++o) {  // below: floats
         const auto op = static_cast<Op>(o);
-        const void* entries = op == Op::kTableSumU8 ? static_cast<const void*>(narrow) : table;
+        const void* entries = op == Op::kTableSumU16 ? static_cast<const void*>(table) : narrow;
         for (const uint64_t lanes : {1, 4096, 12344, 50000}) {
           std::vector<uint8_t> data = bytes_for(reducer.worker(), op, lanes);
           std::vector<uint8_t> sums(op_sum_bytes(op, lanes)), expected(sums.size());
+          std::vector<std::vector<uint8_t>> theirs;
+          std::vector<const uint8_t*> sources;
           for (uint32_t w = 0; w < kWorld; ++w) {
-            const std::vector<uint8_t> theirs = bytes_for(w, op, lanes);
-            is_table_sum(op) ? fold_table(op, expected.data(), theirs.data(), entries, lanes)
-                             : fold(op, expected.data(), theirs.data(), lanes);
+            theirs.push_back(bytes_for(w, op, lanes));
+            sources.push_back(theirs.back().data());
+            if (!is_table_sum(op)) fold(op, expected.data(), sources.back(), lanes);
           }
+          if (is_table_sum(op))
+            fold_tables(op, expected.data(), sources.data(), kWorld, entries, lanes);
           Round round;
           round.add({op, lanes, data.data(), entries, sums.data()});
           const Status status = reducer.reduce(round, far());

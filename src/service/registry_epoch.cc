@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint32_t kFloatOps =
     1u << ADDEND_OP_SUM_F32 | 1u << ADDEND_OP_SUM_BF16 | 1u << ADDEND_OP_SUM_F16;
-constexpr uint32_t kAllOps = (1u << ADDEND_OP_COUNT) - 1;
+constexpr uint32_t kAllOps = (1u << ADDEND_FRAME_OP_COUNT) - 1;
 
 template <typename Members>
 Resume resume_of(const Members& members, uint32_t slots) {

@@ -30,6 +30,7 @@ extern "C" {
 #define ADDEND_FRAME_PAYLOAD_BYTES 1408     /* fits an MTU of 1500 */
 #define ADDEND_FRAME_MAX_PAYLOAD_BYTES 8832 /* fits an MTU of 9000 */
 #define ADDEND_FRAME_EVERYONE 0xFF          /* worker of a frame that concerns all or nobody */
+#define ADDEND_FRAME_OP_COUNT 11            /* narrow sums do not travel in frames */
 #define ADDEND_MAX_JOB_WORKERS 64
 #define ADDEND_MAX_JOB_TABLES 16
 
@@ -192,7 +193,7 @@ static inline addend_refusal addend_contribution_check(const addend_frame_header
   if (header->kind != ADDEND_FRAME_CONTRIBUTION ||
       (header->flags & 0xFu & ~(ADDEND_FRAME_RESENT | ADDEND_FRAME_ENTRY)) != 0)
     return ADDEND_REFUSAL_KIND;
-  if (header->op >= ADDEND_OP_COUNT) return ADDEND_REFUSAL_OP;
+  if (header->op >= ADDEND_FRAME_OP_COUNT) return ADDEND_REFUSAL_OP;
   if (!addend_op_is_table(header->op) && addend_frame_table(header) != 0) return ADDEND_REFUSAL_OP;
   if (header->length == 0 || header->length > ADDEND_FRAME_MAX_PAYLOAD_BYTES ||
       (uint32_t)header->length + ADDEND_FRAME_HEADER_BYTES != datagram_bytes ||

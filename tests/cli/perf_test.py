@@ -387,7 +387,7 @@ class BenchTest(AddendTest):
         self.assertEqual(found["codecs"], [])
         found = self.good_json("bench", "--quick", "--repeats", 1, "--only", "quant")
         indexed = ["quant:index=packed", "quant:index=two-level"]
-        quantised = ["quant:bits=4", "quant:carrier=indices"]
+        quantised = ["quant:bits=4", "quant:carrier=indices", "quant:bits=8,down=8"]
         alone = [line["codec"] for line in found["codecs"] if "threads" not in line["subject"]]
         self.assertEqual(alone, ["quant", "quant:feedback=float", *indexed, *quantised])
 

@@ -149,7 +149,7 @@ TEST_F(Driver, EveryOperationFoldsLikeTheReferenceAtEveryLength) {
   reference.set_table(5, table);
   uint32_t turn = 0;
   uint64_t taken = 0;
-  for (uint32_t op = ADDEND_OP_SUM_I32; op < ADDEND_OP_COUNT; ++op) {
+  for (uint32_t op = ADDEND_OP_SUM_I32; op < ADDEND_FRAME_OP_COUNT; ++op) {
     const uint32_t lane = addend_op_lane_bytes(static_cast<addend_op>(op));
     const uint32_t longest =
         ADDEND_XDP_PAYLOAD_BYTES / addend_frame_sum_length(static_cast<uint8_t>(op), 1);

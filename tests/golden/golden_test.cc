@@ -188,6 +188,11 @@ const std::vector<RoundsCase> kRounds = {
     {"quant:bits=4,index=packed,block=64", DType::kF32, 300},
     {"quant:bits=4,index=two-level,feedback=float", DType::kBf16, 210, 0.5, 2, {{7, 140}, {3, 70}}},
     {"quant:norms=ahead,bits=4,feedback=byte,block=64", DType::kF32, 130},
+    {"quant:bits=1,down=4,block=64", DType::kF32, 130},
+    {"quant:bits=2,down=8,block=64", DType::kBf16, 130},
+    {"quant:bits=3,down=4", DType::kF32, 130, 0.5, 6, {{7, 70}, {3, 60}}},
+    {"quant:bits=8,down=4,feedback=float", DType::kF32, 600},  // rounded on the way back
+    {"quant:bits=8,down=8,block=64", DType::kF16, 130},
     {"cast:to=bf16", DType::kF32, 130},
     {"cast:to=f16", DType::kBf16, 130, 1.0 / 3},
     {"cast:to=f16,feedback=float", DType::kF32, 130, 1.0 / 3, 4, {{7, 100}, {3, 30}}},
@@ -233,8 +238,9 @@ void print_sum(std::ostream& out, Plane& a, Plane& b) {
     return print_plane(out, "=", a);
   }
   std::memset(a.sums, 0, bytes);
-  for (const Plane* plane : {&a, &b})
-    fold_table(a.op, a.sums, static_cast<const uint8_t*>(plane->data), plane->table, a.lanes);
+  const uint8_t* indices[] = {static_cast<const uint8_t*>(a.data),
+                              static_cast<const uint8_t*>(b.data)};
+  fold_tables(a.op, a.sums, indices, 2, a.table, a.lanes);
   std::memcpy(b.sums, a.sums, bytes);
   print_bytes(out, "=", a, a.sums, bytes);
 }

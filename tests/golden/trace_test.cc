@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 
 const fs::path kTraces = fs::path(ADDEND_GOLDEN_DIR) / "traces";
-constexpr uint32_t kAllOps = (1u << ADDEND_OP_COUNT) - 1;
+constexpr uint32_t kAllOps = (1u << ADDEND_FRAME_OP_COUNT) - 1;
 
 // --- What the traces are made of
 
@@ -285,7 +285,7 @@ Trace refusals() {
       [](auto& h) { h.kind = 0; },
       [](auto& h) { h.flags = ADDEND_FRAME_BIG_ENDIAN; },
       [](auto& h) { h.flags = ADDEND_FRAME_PARTIAL; },
-      [](auto& h) { h.op = ADDEND_OP_COUNT; },
+      [](auto& h) { h.op = ADDEND_FRAME_OP_COUNT; },
       [](auto& h) { h.op = 255; },
       [](auto& h) { h.flags = 1 << ADDEND_FRAME_TABLE_SHIFT; },  // of a sum without table
       [](auto& h) { h.op = ADDEND_OP_SUM_I64; },                 // not allowed in this job
@@ -472,7 +472,7 @@ TEST(Trace, TheTracesVisitEverything) {
   }
   EXPECT_EQ(refusals.size(), std::size_t{ADDEND_REFUSAL_COUNT} - 1);
   EXPECT_EQ(refusals.count(ADDEND_REFUSAL_RATE), 0u);
-  EXPECT_EQ(ops.size(), kOpCount);
+  EXPECT_EQ(ops.size(), size_t{ADDEND_FRAME_OP_COUNT});
   EXPECT_EQ(notices.size(), 3u);
   EXPECT_GT(partial, 0u);
   EXPECT_GT(answered, 0u);

@@ -30,6 +30,7 @@ const std::vector<std::string> kSpecs = {
     "quant:feedback=float",
     "quant:feedback=byte,bits=auto",
     "quant:rotate=none,carrier=indices",
+    "quant:bits=8,down=4",
     "quant:index=auto,feedback=float",
     "lowrank:rank=2",
     "topk:density=0.1,index=packed",

@@ -37,7 +37,9 @@ const std::vector<std::string> kSpecs = {
     "quant:levels=uniform",
     "quant:levels=published,feedback=float",
     "quant:block=whole,feedback=byte",
+    "quant:bits=8,down=8",
     "quant:norms=ahead,feedback=float",
+    "quant:bits=4,down=4,feedback=float",
     "quant:index=packed",
     "quant:index=auto,feedback=float",
 };

@@ -169,7 +169,9 @@ TEST(QuantLaw, NoLaneOverflowsWhenEveryWorkerIsAtTheTopLevel) {
 TEST(QuantLaw, EveryInstructionSetGivesTheSameBits) {
   for (const char* spec : {"quant", "quant:carrier=indices,feedback=float", "quant:bits=auto",
                            "quant:bits=7,block=64,feedback=byte", "quant:bits=3,block=whole",
-                           "quant:norms=ahead,feedback=float"}) {
+                           "quant:bits=1,down=4,block=64", "quant:bits=2,down=4,feedback=float",
+                           "quant:bits=4,down=4,block=64", "quant:bits=8,down=8,feedback=byte",
+                           "quant:norms=ahead,feedback=float,down=8"}) {
     std::vector<std::vector<Bytes>> results;
     for (const std::string& target : simd_targets()) {
       ASSERT_TRUE(force_simd_target(target));
@@ -185,6 +187,70 @@ TEST(QuantLaw, EveryInstructionSetGivesTheSameBits) {
       EXPECT_EQ(results.back(), results.front()) << spec << " on " << target;
     }
   }
+}
+
+TEST(QuantLaw, NarrowSumsThatFitDecodeToTheBitsOfWholeOnes) {
+  for (uint32_t bits = 1; bits <= 4; ++bits) {
+    for (const uint32_t world : {1u, 2u, 5u, 17u}) {
+      const Layout layout = layout_of(world, 3000);
+      const std::string spec = "quant:feedback=float,bits=" + std::to_string(bits);
+      Lockstep whole(spec + ",carrier=indices", layout), narrow(spec + ",down=8", layout);
+      for (uint64_t step = 0; step < 3; ++step) {
+        std::vector<Bytes> expected = standard_normal(layout, step), actual = expected;
+        ASSERT_TRUE(whole.step(expected) && narrow.step(actual));
+        ASSERT_EQ(actual, expected) << spec << " world " << world << " step " << step;
+      }
+    }
+  }
+}
+
+TEST(QuantLaw, FewerBitsTakeFewerBytesBothWays) {
+  const Layout layout = layout_of(4, 1 << 16);
+  const auto cost = [&](const std::string& spec) {
+    auto codec = *create_codec(*CodecSpec::parse(spec), layout);
+    const std::vector<float> gradient(layout.count, 1.0f);
+    Round round;
+    EXPECT_TRUE(codec->begin(gradient.data()));
+    EXPECT_TRUE(*codec->next_round(round) && *codec->next_round(round));
+    const Plane& plane = round.planes[0];
+    const auto bits = [&](uint64_t bytes) {
+      return 8 * static_cast<double>(bytes) / static_cast<double>(layout.count);
+    };
+    return std::pair(bits(op_bytes(plane.op, plane.lanes)),
+                     bits(op_sum_bytes(plane.op, plane.lanes)));
+  };
+  const struct {
+    const char* spec;
+    double up, down;
+  } cases[] = {{"quant:bits=1,down=4", 1, 4}, {"quant:bits=2,down=4", 2, 4},
+               {"quant:bits=3,down=4", 4, 4}, {"quant:bits=4,down=4", 4, 4},
+               {"quant:bits=4,down=8", 4, 8}, {"quant:bits=6,down=8", 8, 8},
+               {"quant:bits=8,down=4", 8, 4}, {"quant:bits=8,down=8", 8, 8}};
+  for (const auto& [spec, up, down] : cases) {
+    const auto [sent, returned] = cost(spec);
+    EXPECT_EQ(sent, up) << spec;
+    EXPECT_NEAR(returned, down, 0.1) << spec;
+    EXPECT_GE(returned, down) << spec;
+  }
+}
+
+TEST(QuantLaw, NarrowSumsThatNoAdderWritesAreRefused) {
+  const Layout layout = layout_of(1, 3000);
+  auto codec = *create_codec(*CodecSpec::parse("quant:bits=8,down=4"), layout);
+  std::vector<float> gradient(layout.count, 1.0f);
+  Round round;
+  ASSERT_TRUE(codec->begin(gradient.data()));
+  ASSERT_TRUE(*codec->next_round(round) && *codec->next_round(round));
+  const Plane& plane = round.planes[0];
+  const auto* lanes = static_cast<const uint8_t*>(plane.data);
+  fold_tables(plane.op, plane.sums, &lanes, 1, plane.table, plane.lanes);
+  auto* second = static_cast<uint8_t*>(plane.sums) + op_sum_bytes(plane.op, 512);
+  second[2] = second[3] = 0;  // its step
+  ASSERT_FALSE(*codec->next_round(round));
+  const Status status = codec->finish(gradient.data());
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().code, Errc::kUndecodable);
+  EXPECT_NE(status.error().message.find("lane 512"), std::string::npos) << status.error().message;
 }
 
 TEST(QuantLaw, FourBitsAndScalesTakeAtMostTwoHundredthsMore) {
@@ -232,7 +298,8 @@ TEST(QuantLaw, ASegmentsResultDoesNotDependOnItsBucketOrderOrRestarts) {
        {"quant", "quant:feedback=float", "quant:feedback=byte", "quant:feedback=float,block=64",
         "quant:bits=auto,feedback=byte", "quant:block=whole,feedback=float",
         "quant:rotate=none,feedback=float", "quant:carrier=indices,rounding=independent",
-        "quant:index=auto,feedback=float", "quant:norms=ahead,feedback=float",
+        "quant:index=auto,feedback=float", "quant:bits=8,down=4,feedback=float",
+        "quant:bits=2,down=4,block=64", "quant:norms=ahead,feedback=float",
         "quant:norms=ahead,feedback=byte,block=64"}) {
     for (uint64_t seed = 1; seed < 4; ++seed) {
       check_regrouping(spec, seed == 3 ? DType::kF16 : DType::kF32, seed);
@@ -243,8 +310,9 @@ TEST(QuantLaw, ASegmentsResultDoesNotDependOnItsBucketOrderOrRestarts) {
 
 TEST(QuantLaw, ThreadsThroughThePipelineInAnyOrderGiveTheBitsOfOneThread) {
   constexpr uint32_t kWorld = 4;
-  for (const std::string spec : {"quant", "quant:carrier=indices,feedback=byte", "quant:bits=auto",
-                                 "quant:norms=ahead,feedback=byte"}) {
+  for (const std::string spec :
+       {"quant", "quant:carrier=indices,feedback=byte", "quant:bits=auto",
+        "quant:bits=8,down=4,feedback=float", "quant:norms=ahead,feedback=byte"}) {
     std::array<std::vector<std::vector<Bytes>>, 3> expected;  // by bucket, step, worker
     for (std::size_t b = 0; b < 3; ++b) {
       Layout layout = layout_of(kWorld, kBuckets[b]);

@@ -34,6 +34,8 @@ const std::vector<std::string> kSpecs = {
     "quant:bits=8",
     "quant:bits=auto",
     "quant:carrier=indices",
+    "quant:bits=2,down=4",
+    "quant:bits=8,down=8,feedback=float",
     "quant:feedback=float",
     "quant:feedback=byte",
     "quant:rotate=none,levels=uniform",
@@ -156,8 +158,8 @@ INSTANTIATE_TEST_SUITE_P(All, Threads, testing::ValuesIn(kSpecs), test_name);
 void sum_alone(const Plane& plane) {
   Bytes sums(op_sum_bytes(plane.op, plane.lanes) + 8, 0);
   if (is_table_sum(plane.op)) {
-    fold_table(plane.op, sums.data(), static_cast<const uint8_t*>(plane.data), plane.table,
-               plane.lanes);
+    const auto* indices = static_cast<const uint8_t*>(plane.data);
+    fold_tables(plane.op, sums.data(), &indices, 1, plane.table, plane.lanes);
     std::memcpy(plane.sums, sums.data(), op_sum_bytes(plane.op, plane.lanes));
   } else {
     fold(plane.op, sums.data(), plane.data, plane.lanes);

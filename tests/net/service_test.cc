@@ -16,6 +16,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/keys.h"
 #include "tests/support/spawn.h"
+#include "wire/frame.h"
 #include "wire/hash.h"
 
 namespace addend {
@@ -114,7 +115,7 @@ TEST_P(ServiceTest, EveryOperationGivesWhatFoldGives) {
   for (uint16_t i = 0; i < 16; ++i)
     narrow[i] = static_cast<uint8_t>(table[i] = static_cast<uint16_t>(i * 5));
   work(kWorld, [&](Reducer& reducer) {
-    for (std::size_t o = 0; o < kOpCount; ++o) {
+    for (std::size_t o = 0; o < ADDEND_FRAME_OP_COUNT; ++o) {
       const auto op = static_cast<Op>(o);
       if (o < 3) continue;  // floats: the order of arrival decides their last bits
       std::vector<uint8_t> data = bytes_for(reducer.worker(), op, kLanes);

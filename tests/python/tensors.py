@@ -21,7 +21,13 @@ LOSSLESS = (
     "exact:values=reproducible",
     "exact:mode=sketch,values=reproducible",
 )
-LOSSY = ("quant", "quant:bits=8", "quant:bits=2,feedback=float", "quant:bits=4,carrier=levels")
+LOSSY = (
+    "quant",
+    "quant:bits=8",
+    "quant:bits=2,feedback=float",
+    "quant:bits=4,carrier=levels",
+    "quant:bits=8,down=4",
+)
 HALVES = (torch.bfloat16, torch.float16)
 PLAIN = (torch.float64, torch.int64, torch.int32)  # no codec takes them
 

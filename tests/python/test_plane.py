@@ -12,6 +12,7 @@ from addend import Op
 
 PLAIN = [op for op in LANES if not op.is_table_sum]
 TABLE = [op for op in LANES if op.is_table_sum]
+NARROW = [op for op in Op if op.is_narrow_sum]
 
 
 def lanes_of(op: Op, seed: int, count: int = 1001) -> np.ndarray[Any, Any]:
@@ -44,17 +45,36 @@ def test_fold_adds_bfloat16() -> None:
 
 
 @pytest.mark.parametrize("op", TABLE)
-def test_fold_table_adds_what_the_indices_stand_for(op: Op) -> None:
+def test_fold_tables_adds_what_all_workers_indices_stand_for(op: Op) -> None:
     table = np.arange(16).astype(LANES[op]) ** 2 // 4
-    indices = np.random.default_rng(3).integers(0, 16, 1001)
-    pairs = np.append(indices, 0).astype(np.uint8).reshape(-1, 2)
-    packed = pairs[:, 0] | pairs[:, 1] << 4
-    accumulator = lanes_of(op, 4)
-    expected = accumulator + table[indices]
-    addend.fold_table(
-        op, accumulator.ctypes.data, packed.ctypes.data, table.ctypes.data, len(indices)
+    indices = np.random.default_rng(3).integers(0, 16, (3, 1001))
+    pairs = np.pad(indices, ((0, 0), (0, 1))).astype(np.uint8).reshape(3, -1, 2)
+    packed = pairs[:, :, 0] | pairs[:, :, 1] << 4
+    sums = lanes_of(op, 4)
+    addend.fold_tables(
+        op, sums.ctypes.data, [each.ctypes.data for each in packed], table.ctypes.data, 1001
     )
-    np.testing.assert_array_equal(accumulator, expected)
+    np.testing.assert_array_equal(sums, table[indices].sum(axis=0))
+
+
+@pytest.mark.parametrize("op", NARROW)
+def test_narrow_sums_that_fit_are_the_sums_less_their_base(op: Op) -> None:
+    lanes, workers, bits = 1001, 3, op.nbytes(8)
+    drawn = np.random.default_rng(5).integers(0, min(2**bits, 6), (workers, lanes), np.uint8)
+    spread = np.unpackbits(drawn[:, :, None], axis=2, bitorder="little")[:, :, :bits]
+    packed = np.packbits(spread.reshape(workers, -1), axis=1, bitorder="little")
+    table, out = np.arange(16, dtype=np.uint8), np.zeros(op.sum_nbytes(lanes), np.uint8)
+    sources = [each.ctypes.data for each in packed]
+    addend.fold_tables(op, out.ctypes.data, sources, table.ctypes.data, lanes)
+    stride = op.sum_nbytes(512)
+    for begin, group in ((0, out[:stride]), (512, out[stride:])):
+        sums = drawn[:, begin : begin + 512].sum(axis=0, dtype=np.uint16)
+        base, step = group[:4].view(np.uint16)
+        values = group[5:]
+        if stride < 512:
+            values = np.stack([values & 15, values >> 4], axis=1).reshape(-1)[: len(sums)]
+        assert (base, step) == (sums.min(), 1)
+        np.testing.assert_array_equal(base + values, sums)
 
 
 def test_each_fold_refuses_the_operations_of_the_other() -> None:
@@ -63,6 +83,6 @@ def test_each_fold_refuses_the_operations_of_the_other() -> None:
     with pytest.raises(addend.InvalidArgument, match="not a plain plane operation"):
         addend.fold(Op.TABLE_SUM_U8, address, address, 1)
     with pytest.raises(addend.InvalidArgument, match="not a table sum"):
-        addend.fold_table(Op.SUM_U8, address, address, address, 1)
+        addend.fold_tables(Op.SUM_U8, address, [address], address, 1)
     with pytest.raises(addend.InvalidArgument, match="null"):
         addend.fold(Op.SUM_U8, address, 0, 1)

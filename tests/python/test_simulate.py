@@ -61,7 +61,7 @@ def test_a_matrix_travels_as_two_factors() -> None:
     assert flat.reports[0].mode == "dense"
 
 
-@pytest.mark.parametrize("spec", ["quant:bits=4", "quant:carrier=indices"])
+@pytest.mark.parametrize("spec", ["quant:bits=4", "quant:carrier=indices", "quant:bits=4,down=8"])
 def test_a_lossy_codec_shows_its_error(spec: str) -> None:
     rng = np.random.default_rng(5)
     result = addend.simulate(list(rng.normal(size=(4, 100, 70)).astype(np.float32)), spec)

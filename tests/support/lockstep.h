@@ -88,18 +88,20 @@ class Lockstep {
   Status reduce(std::vector<Round>& rounds, std::size_t p) {
     const Plane& shape = rounds[0].planes[p];
     Bytes sum(op_sum_bytes(shape.op, shape.lanes) + 8, 0);
+    std::vector<const uint8_t*> indices;
     for (std::size_t w = 0; w < codecs_.size(); ++w) {
       const Plane& plane = rounds[w].planes[p];
       if (plane.op != shape.op || plane.lanes != shape.lanes)
         return make_error(Errc::kMismatch, "planes differ");
       if (w < 64 && (missing_ >> w & 1) != 0) continue;
       if (is_table_sum(plane.op)) {
-        fold_table(plane.op, sum.data(), static_cast<const uint8_t*>(plane.data), plane.table,
-                   plane.lanes);
+        indices.push_back(static_cast<const uint8_t*>(plane.data));
       } else {
         fold(plane.op, sum.data(), plane.data, plane.lanes);
       }
     }
+    if (is_table_sum(shape.op))
+      fold_tables(shape.op, sum.data(), indices.data(), indices.size(), shape.table, shape.lanes);
     for (Round& round : rounds) {
       void* to = is_table_sum(shape.op) ? round.planes[p].sums : round.planes[p].data;
       if (shape.lanes > 0) std::memcpy(to, sum.data(), op_sum_bytes(shape.op, shape.lanes));

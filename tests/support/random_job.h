@@ -10,7 +10,7 @@
 
 namespace addend::testing_support {
 
-inline constexpr uint32_t kAllOps = (1u << ADDEND_OP_COUNT) - 1;
+inline constexpr uint32_t kAllOps = (1u << ADDEND_FRAME_OP_COUNT) - 1;
 
 /// The state machine alone; another machine has the same members.
 class SlotsMachine {
@@ -94,7 +94,7 @@ class SlotsAgainstReference {
   }
 
   void choose_shape() {
-    op_ = static_cast<Op>(draw_(ADDEND_OP_COUNT));
+    op_ = static_cast<Op>(draw_(ADDEND_FRAME_OP_COUNT));
     length_ = (1 + draw_(2)) * 8;
     table_ = draw_(2);
   }

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from addend import Op, Plane, Timeout, fold, fold_table
+from addend import Op, Plane, Timeout, fold, fold_tables
 from addend.torch import _group
 from addend.torch._group import Group
 
@@ -78,9 +78,10 @@ class GroupSums:
         return dist.all_reduce(there, op=reduce_op, group=self._group, async_op=True), there, plane
 
     def _scatter(self, planes: Sequence[Plane]) -> None:
-        # Segments in lanes, a multiple of 16 so that they begin on whole bytes and words.
-        world = self._world
-        shares = [-(-plane.lanes // (16 * world)) * 16 for plane in planes]
+        # Segments in lanes, which begin on whole bytes, words and groups.
+        world, rank_here = self._world, dist.get_rank(self._group)
+        aligns = [plane.op.lane_align for plane in planes]
+        shares = [-(-p.lanes // (align * world)) * align for p, align in zip(planes, aligns)]
         room_in = _places([p.op.nbytes(n) for p, n in zip(planes, shares)])
         room_out = _places([p.op.sum_nbytes(n) for p, n in zip(planes, shares)])
         send = torch.zeros(world, room_in[-1], dtype=torch.uint8)
@@ -95,7 +96,8 @@ class GroupSums:
         summed = torch.empty(room_out[-1], dtype=torch.uint8)
         for plane, share, at_in, at_out in zip(planes, shares, room_in, room_out):
             pieces = [received.data_ptr() + r * room_in[-1] + at_in for r in range(world)]
-            _fold_all(plane, pieces, share, summed.data_ptr() + at_out)
+            lanes_here = min(share, max(0, plane.lanes - rank_here * share))
+            _fold_all(plane, pieces, lanes_here, summed.data_ptr() + at_out)
         gathered = torch.empty(world * room_out[-1], dtype=torch.uint8, device=self._device)
         _group.start_all_gather(self._group, gathered, summed.to(self._device)).wait()
         sums = gathered.cpu().view(world, -1)
@@ -127,9 +129,7 @@ def _flip(lanes: torch.Tensor) -> None:
 def _fold_all(plane: Plane, pieces: Sequence[int], lanes: int, target: int) -> None:
     """target = pieces[0] (op) pieces[1] (op) ..., in this order: the same bits on every rank."""
     if plane.op.is_table_sum:
-        ctypes.memset(target, 0, plane.op.sum_nbytes(lanes))
-        for piece in pieces:
-            fold_table(plane.op, target, piece, plane.table, lanes)
+        fold_tables(plane.op, target, pieces, plane.table, lanes)
         return
     ctypes.memmove(target, pieces[0], plane.op.nbytes(lanes))
     for piece in pieces[1:]:

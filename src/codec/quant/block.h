@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "wire/narrow.h"
+
 namespace addend::quant {
 
 inline constexpr uint32_t kLanes = 16;
@@ -59,6 +61,11 @@ void quantise_levels(const Quantiser& quantiser, const float* x, uint64_t n, uin
 /// The same, but writes the levels' numbers in a table of at most 16, two a byte, the even element
 /// in the low nibble.
 void quantise_indices(const Quantiser& quantiser, const float* x, uint64_t n, uint8_t* packed);
+
+/// Twice what `n` lanes of a group of narrow sums stand for, from its lane `first` on, as two's
+/// complement; one value a byte. REQUIRES: n a multiple of 16.
+void widen(const narrow::Group& group, uint32_t first, const uint8_t* values, uint64_t n,
+           uint32_t* twice);
 
 /// x[i] = sums[i] * factor + offset.
 void dequantise(const uint8_t* sums, uint64_t n, float factor, float offset, float* x);

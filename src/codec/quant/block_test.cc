@@ -166,6 +166,21 @@ TEST_P(BlockOnTarget, QuantisedLevelsAndIndicesAreTheReferencesAndBelongTogether
   }
 }
 
+TEST_P(BlockOnTarget, WidenedSumsAreTheReferencesWhateverTheHeaderSays) {
+  for (const uint32_t step : {0u, 1u, 2u, 257u, 4369u, 65535u}) {
+    for (const uint32_t first : {0u, 64u, 448u}) {
+      const narrow::Group group{60000 / (step + 1), step, 201};
+      std::vector<uint8_t> values(512 - first);
+      for (uint64_t i = 0; i < values.size(); ++i)
+        values[i] = static_cast<uint8_t>(addend_random(step, i));
+      std::vector<uint32_t> expected(values.size()), actual(values.size());
+      reference::widen(group, first, values.data(), values.size(), expected.data());
+      widen(group, first, values.data(), values.size(), actual.data());
+      ASSERT_EQ(actual, expected) << step << " from " << first;
+    }
+  }
+}
+
 template <typename T>
 void check_dequantise(uint64_t mask) {
   for (const uint64_t n : kSizes) {

@@ -11,13 +11,24 @@ namespace {
 // the published scheme: 2 * 1e-4).
 constexpr double kUniformClipped = 2e-4;
 
+// Sums that some table leaves whole on a narrow way back are left whole; otherwise the adder's 16
+// bits are the limit.
+uint64_t narrow_limit(uint32_t bits, uint32_t down, uint32_t world) {
+  const uint64_t whole = (1u << down) - 1, least = (1u << bits) - 1;
+  return world * least <= whole ? whole : lane_limit(Lane::kU16);
+}
+
 Result<TableChoice> pick_table(uint32_t bits, const Options& options, uint32_t world) {
   TableChoice choice;
   Result<Table> table = published_table();
   if (options.levels == Levels::kUniform) {
     table = uniform_table(bits, kUniformClipped);
   } else if (options.levels == Levels::kTable) {
-    const auto planned = choose_table(bits, world, options.rounding == Rounding::kCorrelated);
+    const bool correlated = options.rounding == Rounding::kCorrelated;
+    const auto planned =
+        options.down == 0
+            ? choose_table(bits, world, correlated)
+            : choose_table_within(bits, world, correlated, narrow_limit(bits, options.down, world));
     ADDEND_TRY(planned);
     if (options.granularity == 0 && options.clipped == 0) return planned;
     const uint32_t granularity =
@@ -28,7 +39,7 @@ Result<TableChoice> pick_table(uint32_t bits, const Options& options, uint32_t w
   ADDEND_TRY(table);
   const Result<Lane> lane = narrowest_lane(table->granularity, world);
   ADDEND_TRY(lane);
-  return TableChoice{*table, *lane};
+  return TableChoice{*table, options.down == 0 ? *lane : std::max(*lane, Lane::kU16)};
 }
 
 // One more width for one block.
@@ -40,8 +51,14 @@ struct Upgrade {
 
 }  // namespace
 
-Op lane_op(Lane lane, Carrier carrier) {
-  if (carrier == Carrier::kIndices) return lane == Lane::kU8 ? Op::kTableSumU8 : Op::kTableSumU16;
+Op lane_op(Lane lane, const Options& options) {
+  if (options.down != 0) {
+    // By rising bits of an index (1, 2, 4, 8), and of a sum for each.
+    const uint32_t width = options.bits > 4 ? 3 : options.bits > 2 ? 2 : options.bits - 1;
+    return static_cast<Op>(ADDEND_OP_NARROW_SUM_1_4 + 2 * width + (options.down == 8 ? 1 : 0));
+  }
+  if (options.carrier == Carrier::kIndices)
+    return lane == Lane::kU8 ? Op::kTableSumU8 : Op::kTableSumU16;
   return lane == Lane::kU8 ? Op::kSumU8 : lane == Lane::kU16 ? Op::kSumU16 : Op::kSumI32;
 }
 

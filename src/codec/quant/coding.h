@@ -21,7 +21,7 @@ struct Coding {
   Lane lane = Lane::kU8;
   double error = 0;  ///< expected squared error of the mean, relative to a block's energy
   std::array<float, kTableCells> lower{}, gap{}, index{};
-  /// The levels as an adder of 4-bit indices wants them: 16 entries, the last repeated.
+  /// The levels as an adder of indices wants them: 16 entries, the last repeated.
   std::array<uint8_t, 16> levels8{};
   std::array<uint16_t, 16> levels16{};
 
@@ -29,7 +29,7 @@ struct Coding {
 };
 
 /// The operation that sums a lane of levels, or of indices looked up by the adder.
-Op lane_op(Lane lane, Carrier carrier);
+Op lane_op(Lane lane, const Options& options);
 
 /// Widths that blocks may have when they are chosen.
 inline constexpr std::array<uint32_t, 5> kWidths = {2, 3, 4, 5, 8};

@@ -15,6 +15,7 @@ Status check_options(const Options& options) {
   if (options.bits == 0) return not_yet("bits=auto");
   if (options.index != Index::kNone) return not_yet("index");
   if (options.block == 0) return not_yet("block=whole");
+  if (options.down != 0) return not_yet("down");
   if (options.norms == Norms::kAhead) return not_yet("norms=ahead");
   return {};
 }

@@ -57,7 +57,7 @@ class DeviceQuantCodec final : public QuantPlan {
   // Of the only width of a plan's blocks.
   const Coding& coding() const { return codings_[0]; }
   bool indices() const { return options_.carrier == Carrier::kIndices; }
-  Op op() const { return lane_op(coding().lane, options_.carrier); }
+  Op op() const { return lane_op(coding().lane, options_); }
   DeviceCarrier sum_carrier() const;
   const void* sums() const { return (indices() ? sums_ : lanes_).as<void>(); }
 

@@ -330,6 +330,24 @@ void quantise_indices_kernel(const Quantiser& q, const float* x, uint64_t n, uin
   quantise_any<true>(q, x, n, indices);
 }
 
+void widen_kernel(const narrow::Group& group, uint32_t first, const uint8_t* HWY_RESTRICT values,
+                  uint64_t n, uint32_t* HWY_RESTRICT twice) {
+  const DI d;
+  const hn::RebindToUnsigned<DI> du;
+  const auto set = [&](uint32_t x) HWY_ATTR { return hn::Set(d, static_cast<int32_t>(x)); };
+  const VI step = set(group.step), seed = set(group.seed << 8);
+  const VI middle = set(2 * group.base + group.step - 1);
+  for (uint64_t i = 0; i < n; i += kWidth) {
+    const VI lane = hn::Iota(d, static_cast<int32_t>(first + i));
+    const VI drawn = hn::And(hn::Add(hn::Mul(lane, set(narrow::kSpread)), seed), set(0xFFFF));
+    // Up to 2^32: a step out of range is an adder's, and no reason to differ from the reference.
+    const auto dither = hn::ShiftRight<16>(hn::BitCast(du, hn::Mul(drawn, step)));
+    const VI value = hn::PromoteTo(d, hn::LoadU(D8(), values + i));
+    const VI above = hn::Sub(hn::Mul(step, value), hn::BitCast(d, dither));
+    hn::StoreU(hn::BitCast(du, hn::Add(middle, hn::Add(above, above))), du, twice + i);
+  }
+}
+
 template <typename T>
 HWY_INLINE void dequantise_any(const T* HWY_RESTRICT sums, uint64_t n, float factor, float offset,
                                float* HWY_RESTRICT x) {
@@ -369,6 +387,7 @@ HWY_EXPORT(rotate_kernel);
 HWY_EXPORT(unrotate_kernel);
 HWY_EXPORT(quantise_levels_kernel);
 HWY_EXPORT(quantise_indices_kernel);
+HWY_EXPORT(widen_kernel);
 HWY_EXPORT(dequantise8);
 HWY_EXPORT(dequantise16);
 HWY_EXPORT(dequantise32);
@@ -395,6 +414,12 @@ void quantise_levels(const Quantiser& quantiser, const float* x, uint64_t n, uin
 void quantise_indices(const Quantiser& quantiser, const float* x, uint64_t n, uint8_t* indices) {
   if (scalar_forced()) return reference::quantise<true>(quantiser, x, n, indices);
   HWY_DYNAMIC_DISPATCH(quantise_indices_kernel)(quantiser, x, n, indices);
+}
+
+void widen(const narrow::Group& group, uint32_t first, const uint8_t* values, uint64_t n,
+           uint32_t* twice) {
+  if (scalar_forced()) return reference::widen(group, first, values, n, twice);
+  HWY_DYNAMIC_DISPATCH(widen_kernel)(group, first, values, n, twice);
 }
 
 void dequantise(const uint8_t* sums, uint64_t n, float factor, float offset, float* x) {

@@ -2,6 +2,7 @@
 #include "codec/quant/options.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <string>
 
@@ -53,8 +54,10 @@ Status check(const Options& options, const Layout& layout) {
     return refuse("block must be a power of two or whole");
   if (options.block == 0 && largest_segment(layout) > (uint64_t{1} << 30))
     return refuse("block=whole takes at most 2^30 elements");
-  if (options.carrier == Carrier::kIndices && (options.bits == 0 || options.bits > 4)) {
-    return refuse("carrier=indices packs 4-bit indices: it needs bits=1 to 4");
+  if (options.down != 0 && options.bits == 0) return refuse("down needs a fixed number of bits");
+  if (options.down == 0 && options.carrier == Carrier::kIndices &&
+      (options.bits == 0 || options.bits > 4)) {
+    return refuse("carrier=indices packs 4-bit indices: it needs bits=1 to 4, or down");
   }
   if (options.index != Index::kNone && options.feedback == Feedback::kByte)
     return refuse("index keeps its residual by position: it needs feedback=none or float");
@@ -96,6 +99,8 @@ const std::vector<OptionHelp>& quant_options() {
       {"nonfinite", "nan|error", "a block with NaN or Inf becomes NaN on all ranks, or an error"},
       {"index", "none|auto|packed|two-level",
        "sparse gradients: where the union is travels first, then only its values"},
+      {"down", "full|8|4",
+       "bits of a sum on the way back, rounded without bias if it needs more; takes indices"},
       {"norms", "step|ahead",
        "scales of this step, in a round before, or of the last, with head-room: one round a step"},
   };
@@ -142,7 +147,13 @@ Result<Options> read_options(const CodecSpec& spec, const Layout& layout) {
   options.carrier = static_cast<Carrier>(*carrier);
   options.non_finite = static_cast<NonFinite>(*non_finite);
   options.index = static_cast<Index>(*index);
-  const auto norms = read_choice(spec, help[12], 0);
+  const auto down = read_choice(spec, help[12], 0);
+  ADDEND_TRY(down);
+  if (*down != 0 && gives(spec, "carrier") && options.carrier == Carrier::kLevels)
+    return refuse("down narrows sums of indices: it needs carrier=indices");
+  if (*down != 0) options.carrier = Carrier::kIndices;
+  options.down = std::array<uint32_t, 3>{0, 8, 4}[*down];
+  const auto norms = read_choice(spec, help[13], 0);
   ADDEND_TRY(norms);
   options.norms = static_cast<Norms>(*norms);
   options.fills_lane = !gives(spec, "bits") && options.carrier == Carrier::kLevels &&

@@ -65,6 +65,7 @@ uint64_t QuantPlan::base_fingerprint() const {
     print.add(coding.table.half_range);
   }
   if (indexed()) print.add("index").add(static_cast<uint64_t>(options_.index));
+  if (options_.down != 0) print.add("down").add(uint64_t{options_.down});
   if (options_.norms == Norms::kAhead) print.add("ahead");
   return print.value();
 }

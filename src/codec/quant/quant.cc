@@ -7,10 +7,16 @@
 #include <limits>
 #include <string>
 
+#include "base/bits.h"
 #include "codec/fingerprint.h"
 #include "wire/element.h"
 
 namespace addend::quant {
+namespace {
+
+constexpr uint64_t kNarrowGroup = ADDEND_NARROW_GROUP_LANES;
+
+}  // namespace
 
 Result<std::unique_ptr<Codec>> create_quant(const CodecSpec& spec, const Layout& layout) {
   const Result<Options> options = read_options(spec, layout);
@@ -53,6 +59,7 @@ Status QuantCodec::reserve_scratch() {
     ADDEND_TRY(one.rotated.reserve(largest * 4));
     ADDEND_TRY(one.lost.reserve(largest * 4));
     ADDEND_TRY(one.levels.reserve(largest));
+    if (options_.down != 0) ADDEND_TRY(one.wide.reserve(largest * 4));
   }
   return {};
 }
@@ -75,7 +82,7 @@ uint64_t QuantCodec::memory_bytes() const {
   for (const Buffer* buffer : {&norms_, &elements_, &values_, &owed_})
     total += buffer->capacity();
   for (const Scratch& one : scratch_) {
-    for (const Buffer* buffer : {&one.signs, &one.rotated, &one.lost, &one.levels})
+    for (const Buffer* buffer : {&one.signs, &one.rotated, &one.lost, &one.levels, &one.wide})
       total += buffer->capacity();
   }
   return total;
@@ -204,7 +211,14 @@ Status QuantCodec::note_broken() {
 void QuantCodec::place_all_lanes() {
   for (LanePlane& plane : planes_)
     plane.lanes = 0;
-  for (uint64_t b = 0; b < blocks_.size(); ++b) {
+  for (uint64_t s = 0; s < blocks_.segments(); ++s)
+    place_lanes(blocks_.segment(s));
+}
+
+// Sums are narrowed group by group: a group has lanes of one segment only, and as many wherever
+// the segment stands, so that its results do not depend on its neighbours.
+void QuantCodec::place_lanes(const BlockRange& range) {
+  for (uint64_t b = range.first; b < range.first + range.count; ++b) {
     Part& part = parts_[b];
     if (part.norm == 0) continue;
     ++live_;
@@ -212,6 +226,9 @@ void QuantCodec::place_all_lanes() {
     part.lane = lanes_used;
     lanes_used += blocks_[b].size;
   }
+  if (options_.down == 0 || layout().segments.empty()) return;
+  for (LanePlane& plane : planes_)
+    plane.lanes = ceil_div(plane.lanes, kNarrowGroup) * kNarrowGroup;
 }
 
 // Each segment has the whole budget for itself, whatever travels with it.

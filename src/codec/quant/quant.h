@@ -51,6 +51,7 @@ class QuantCodec final : public QuantPlan {
     Buffer rotated;  // float, one block
     Buffer lost;     // float, one block
     Buffer levels;   // u8, one block
+    Buffer wide;     // with `down`: u32, twice the sums of one block
   };
   // Lanes of one type, in block order.
   struct LanePlane {
@@ -93,13 +94,18 @@ class QuantCodec final : public QuantPlan {
   bool knows_norms() const;
   Status open_ahead(Round& round);
   void keep_norms();
+  void place_lanes(const BlockRange& range);
   void choose_widths();
   Status encode(Round& round);
   void choose_samples();
   bool is_broken_here(uint64_t b) const;
   Quantiser quantiser(uint64_t b, const Part& part, float norm) const;
-  void encode_block(Scratch& mine, uint64_t b, uint8_t* out) const;
+  void encode_block(Scratch& mine, uint64_t b, Carrier as, uint8_t* out) const;
   void fill_lanes(Scratch& mine, uint64_t b);
+  void fill_narrow(Scratch& mine, uint64_t b, uint8_t* out) const;
+  void fill_gaps(LanePlane& plane);
+  Status check_narrow() const;
+  void dequantise_block(Scratch& mine, uint64_t b, float factor, float offset) const;
   void requantise(Scratch& mine, const Part& part, const Quantiser& q, const float* x,
                   uint64_t n) const;
   void sample(Scratch& mine, uint64_t b);

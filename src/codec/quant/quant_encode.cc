@@ -67,17 +67,17 @@ bool QuantCodec::is_broken_here(uint64_t b) const {
 }
 
 // Writes the levels of a block, one a byte, or its indices, two a byte.
-void QuantCodec::encode_block(Scratch& mine, uint64_t b, uint8_t* out) const {
+void QuantCodec::encode_block(Scratch& mine, uint64_t b, Carrier as, uint8_t* out) const {
   const Block& at = blocks_[b];
   const Part& part = parts_[b];
   const float prescale = prescale_of(part.norm);
   if (is_broken_here(b)) {  // nobody will read the block
-    std::memset(out, 0, options_.carrier == Carrier::kIndices ? at.size / 2 : at.size);
+    std::memset(out, 0, as == Carrier::kIndices ? at.size / 2 : at.size);
     return;
   }
   load_rotated(mine, b, prescale);
   const Quantiser q = quantiser(b, part, part.norm * prescale);
-  if (options_.carrier == Carrier::kIndices) {
+  if (as == Carrier::kIndices) {
     quantise_indices(q, mine.rotated.as<float>(), at.size, out);
   } else {
     quantise_levels(q, mine.rotated.as<float>(), at.size, out);
@@ -89,14 +89,15 @@ Status QuantCodec::encode(Round& round) {
   for (std::size_t l = 0; l < planes_.size(); ++l) {
     LanePlane& plane = planes_[l];
     if (plane.lanes == 0) continue;
-    const Op op = lane_op(static_cast<Lane>(l), options_.carrier);
+    const Op op = lane_op(static_cast<Lane>(l), options_);
     ADDEND_TRY(plane.data.reserve(op_bytes(op, plane.lanes)));
     if (indices) ADDEND_TRY(plane.sums.reserve(op_sum_bytes(op, plane.lanes)));
     const Coding& first = codings_[0];
-    const void* table =
-        l == 0 ? static_cast<const void*>(first.levels8.data()) : first.levels16.data();
-    round.add({op, plane.lanes, plane.data.as<void>(), indices ? table : nullptr,
+    const void* table = op_table_bytes(op) == 32 ? static_cast<const void*>(first.levels16.data())
+                                                 : first.levels8.data();
+    round.add({op, plane.lanes, plane.data.as<void>(), op_table_bytes(op) == 0 ? nullptr : table,
                indices ? plane.sums.as<void>() : nullptr});
+    if (options_.down != 0) fill_gaps(plane);
   }
   // Norms that do not know of this worker are no scale for its elements, and nobody will add them.
   for (LanePlane& plane : planes_) {
@@ -160,11 +161,14 @@ void QuantCodec::fill_lanes(Scratch& mine, uint64_t b) {
   const Part& part = parts_[b];
   const Lane lane = codings_[part.coding].lane;
   Buffer& data = planes_[static_cast<std::size_t>(lane)].data;
+  if (options_.down != 0)
+    return fill_narrow(mine, b, data.as<uint8_t>() + op_bytes(lane_op(lane, options_), part.lane));
   if (options_.carrier == Carrier::kIndices)
-    return encode_block(mine, b, data.as<uint8_t>() + part.lane / 2);
-  if (lane == Lane::kU8) return encode_block(mine, b, data.as<uint8_t>() + part.lane);
+    return encode_block(mine, b, Carrier::kIndices, data.as<uint8_t>() + part.lane / 2);
+  if (lane == Lane::kU8)
+    return encode_block(mine, b, Carrier::kLevels, data.as<uint8_t>() + part.lane);
   auto* levels = mine.levels.as<uint8_t>();
-  encode_block(mine, b, levels);
+  encode_block(mine, b, Carrier::kLevels, levels);
   if (lane == Lane::kU16) {
     std::copy_n(levels, blocks_[b].size, data.as<uint16_t>() + part.lane);
   } else {

@@ -6,10 +6,30 @@
 #include <limits>
 #include <string>
 
+#include "codec/quant/narrow.h"
 #include "codec/quant/quant.h"
 #include "wire/element.h"
 
 namespace addend::quant {
+
+void QuantCodec::dequantise_block(Scratch& mine, uint64_t b, float factor, float offset) const {
+  auto* x = mine.rotated.as<float>();
+  const Part& part = parts_[b];
+  const uint64_t size = blocks_[b].size;
+  const Lane lane = codings_[part.coding].lane;
+  const LanePlane& plane = planes_[static_cast<std::size_t>(lane)];
+  const Buffer& sums = options_.carrier == Carrier::kIndices ? plane.sums : plane.data;
+  if (options_.down != 0) {
+    widen(sums.as<uint8_t>(), options_.down, part.lane, size, mine.wide.as<uint32_t>());
+    dequantise(mine.wide.as<uint32_t>(), size, factor / 2, offset, x);
+  } else if (lane == Lane::kU8) {
+    dequantise(sums.as<uint8_t>() + part.lane, size, factor, offset, x);
+  } else if (lane == Lane::kU16) {
+    dequantise(sums.as<uint16_t>() + part.lane, size, factor, offset, x);
+  } else {
+    dequantise(sums.as<uint32_t>() + part.lane, size, factor, offset, x);
+  }
+}
 
 void QuantCodec::decode_block(Scratch& mine, uint64_t b, double contributors, void* target) const {
   const Block& at = blocks_[b];
@@ -26,15 +46,7 @@ void QuantCodec::decode_block(Scratch& mine, uint64_t b, double contributors, vo
   const SumValues values =
       sum_values(grid(coding), part.norm, at.size, {layout().world, contributors, layout().scale});
   const auto [factor, offset] = values.levels;
-  const LanePlane& plane = planes_[static_cast<std::size_t>(coding.lane)];
-  const Buffer& sums = options_.carrier == Carrier::kIndices ? plane.sums : plane.data;
-  if (coding.lane == Lane::kU8) {
-    dequantise(sums.as<uint8_t>() + part.lane, at.size, factor, offset, x);
-  } else if (coding.lane == Lane::kU16) {
-    dequantise(sums.as<uint16_t>() + part.lane, at.size, factor, offset, x);
-  } else {
-    dequantise(sums.as<uint32_t>() + part.lane, at.size, factor, offset, x);
-  }
+  dequantise_block(mine, b, factor, offset);
   const bool direct = source_type() == DType::kF32 && at.elements == at.size && values.back == 1;
   float* to = direct ? static_cast<float*>(target) + at.begin : out;
   if (rotates()) {
@@ -97,6 +109,7 @@ void QuantCodec::turn_residual() {
 Status QuantCodec::do_finish(void* gradient) {
   ADDEND_TRY(reserve_scratch());
   if (live_ > 0 || ahead_) ADDEND_TRY(take_contributors(contributors_));
+  if (options_.down != 0 && live_ > 0) ADDEND_TRY(check_narrow());
   if (ahead_) ADDEND_TRY(note_broken());
   void* target = indexed() ? values_.as<void>() : gradient;
   for_each_block([&](uint64_t b, Scratch& mine) {

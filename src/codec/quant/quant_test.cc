@@ -46,9 +46,12 @@ TEST(QuantOptions, AreRefusedByName) {
       {"quant:rounding=nearest", "rounding"},
       {"quant:nonfinite=zero", "nonfinite"},
       {"quant:rotate=whole", "rotate"},
+      {"quant:down=6", "down"},
       {"quant:norms=ahead", "needs feedback"},
       {"quant:norms=ahead,feedback=float,bits=auto", "norms=ahead"},
       {"quant:norms=ahead,feedback=float,index=auto", "norms=ahead"},
+      {"quant:down=8,carrier=levels", "carrier=indices"},
+      {"quant:down=8,bits=auto", "fixed number of bits"},
       {"quant:colour=blue", "colour"},
   };
   for (const auto& c : cases) {

@@ -70,6 +70,12 @@ inline void quantise(const Quantiser& q, const float* x, uint64_t n, uint8_t* ou
   }
 }
 
+inline void widen(const narrow::Group& group, uint32_t first, const uint8_t* values, uint64_t n,
+                  uint32_t* twice) {
+  for (uint32_t i = 0; i < n; ++i)
+    twice[i] = static_cast<uint32_t>(narrow::widened_twice(group, first + i, values[i]));
+}
+
 template <typename T>
 void dequantise(const T* sums, uint64_t n, float factor, float offset, float* x) {
   for (uint64_t i = 0; i < n; ++i)

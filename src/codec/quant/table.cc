@@ -381,9 +381,20 @@ class Planner {
   uint32_t first_ = kOctave;
 };
 
-TableChoice plan_choice(uint32_t bits, uint32_t world, bool correlated, Lane lane) {
-  const auto largest = static_cast<uint32_t>(lane_limit(lane) / world);
-  return {Planner(bits, rounding_weight(world, correlated)).plan(largest), lane};
+// The best table with sums up to `limit`. REQUIRES: bits and world are in their ranges, and fit.
+TableChoice cached_choice(uint32_t bits, uint32_t world, bool correlated, Lane lane,
+                          uint64_t limit) {
+  static std::mutex mutex;
+  static std::map<std::tuple<uint32_t, uint32_t, bool, uint64_t>, Table> cache;
+  // Held while planning: workers of one process that start together then plan once.
+  const std::lock_guard lock(mutex);
+  const auto key = std::make_tuple(bits, world, correlated, limit);
+  auto found = cache.find(key);
+  if (found == cache.end()) {
+    Planner planner(bits, rounding_weight(world, correlated));
+    found = cache.emplace(key, planner.plan(static_cast<uint32_t>(limit / world))).first;
+  }
+  return {found->second, lane};
 }
 
 }  // namespace
@@ -460,15 +471,20 @@ Result<TableChoice> choose_table(uint32_t bits, uint32_t world, bool correlated)
   ADDEND_TRY(check(bits, least, 0.5));
   const Result<Lane> lane = narrowest_lane(least, world);
   ADDEND_TRY(lane);
-  static std::mutex mutex;
-  static std::map<std::tuple<uint32_t, uint32_t, bool>, TableChoice> cache;
-  // Held while planning: workers of one process that start together then plan once.
-  const std::lock_guard lock(mutex);
-  const auto key = std::make_tuple(bits, world, correlated);
-  auto found = cache.find(key);
-  if (found == cache.end())
-    found = cache.emplace(key, plan_choice(bits, world, correlated, *lane)).first;
-  return found->second;
+  return cached_choice(bits, world, correlated, *lane, lane_limit(*lane));
+}
+
+Result<TableChoice> choose_table_within(uint32_t bits, uint32_t world, bool correlated,
+                                        uint64_t limit) {
+  const uint32_t least = bits <= kMaxBits ? (1u << bits) - 1 : 0;
+  ADDEND_TRY(check(bits, least, 0.5));
+  ADDEND_TRY(narrowest_lane(least, world));
+  if (uint64_t{world} * least > std::min(limit, lane_limit(Lane::kU16))) {
+    return make_error(Errc::kCapacity, "quant: sums of " + std::to_string(world) +
+                                           " workers' levels up to " + std::to_string(least) +
+                                           " do not fit 16 bits");
+  }
+  return cached_choice(bits, world, correlated, Lane::kU16, limit);
 }
 
 }  // namespace addend::quant

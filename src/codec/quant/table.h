@@ -78,4 +78,9 @@ struct TableChoice {
 /// arguments, then a copy from a cache. Thread-safe.
 Result<TableChoice> choose_table(uint32_t bits, uint32_t world, bool correlated);
 
+/// The same for sums up to `limit` (at most that of a 16-bit lane, which is the choice's) instead
+/// of a lane's.
+Result<TableChoice> choose_table_within(uint32_t bits, uint32_t world, bool correlated,
+                                        uint64_t limit);
+
 }  // namespace addend::quant

@@ -141,8 +141,8 @@ class LocalState {
 
   static bool same_shape(const Plane& a, const Plane& b) {
     if (a.op != b.op || a.lanes != b.lanes) return false;
-    const std::size_t entry = a.op == Op::kTableSumU8 ? 1 : 2;
-    return !is_table_sum(a.op) || std::memcmp(a.table, b.table, 16 * entry) == 0;
+    const uint32_t table = op_table_bytes(a.op);
+    return table == 0 || std::memcmp(a.table, b.table, table) == 0;
   }
 
   static std::string describe(const Round& round) {
@@ -179,7 +179,9 @@ class LocalState {
     const Plane& plane = rounds_[0]->planes[p];
     const uint64_t lanes = std::min(kTileLanes, plane.lanes - begin);
     const uint64_t sum_bytes = op_sum_bytes(plane.op, lanes);
-    if (options_.order == FoldOrder::kTree) {
+    if (is_narrow_sum(plane.op)) {
+      fold_narrow(p, begin, lanes, tiles);
+    } else if (options_.order == FoldOrder::kTree) {
       fold_tree(p, begin, lanes, 0, world_, tiles);
     } else {
       load(p, order_[0], begin, lanes, tiles);
@@ -191,6 +193,17 @@ class LocalState {
       auto* sums = static_cast<uint8_t*>(is_table_sum(plane.op) ? target.sums : target.data);
       std::memcpy(sums + op_sum_bytes(plane.op, begin), tiles, sum_bytes);
     }
+  }
+
+  // All at once: narrow sums do not add up any further. A tile of them is a whole number of groups.
+  void fold_narrow(std::size_t p, uint64_t begin, uint64_t lanes, uint64_t* tile) {
+    const Plane& plane = rounds_[0]->planes[p];
+    std::vector<const uint8_t*> sources;
+    for (const uint32_t w : order_) {
+      const auto* data = static_cast<const uint8_t*>(rounds_[w]->planes[p].data);
+      sources.push_back(data + op_bytes(plane.op, begin));
+    }
+    fold_tables(plane.op, tile, sources.data(), sources.size(), plane.table, lanes);
   }
 
   // Folds workers order_[low, high) into tiles[0]; a seeded split decides the tree. The right half

@@ -60,14 +60,15 @@ struct Case {
     const auto lanes_of = [&](uint32_t w) { return bytes(seed * 100 + w, op_bytes(op, lanes)); };
     expected = lanes_of(0);
     if (is_table_sum(op)) expected.assign(op_sum_bytes(op, lanes), 0);
+    std::vector<std::vector<uint8_t>> given;
+    std::vector<const uint8_t*> sources;
     for (uint32_t w = 0; w < world; ++w) {
-      const auto given = lanes_of(w);
-      if (is_table_sum(op)) {
-        fold_table(op, expected.data(), given.data(), table.data(), lanes);
-      } else if (w > 0) {
-        fold(op, expected.data(), given.data(), lanes);
-      }
+      given.push_back(lanes_of(w));
+      sources.push_back(given.back().data());
+      if (w > 0 && !is_table_sum(op)) fold(op, expected.data(), sources[w], lanes);
     }
+    if (is_table_sum(op))
+      fold_tables(op, expected.data(), sources.data(), world, table.data(), lanes);
     data = lanes_of(worker);
     round.add(plane());
   }

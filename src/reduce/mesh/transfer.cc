@@ -13,10 +13,7 @@
 namespace addend::mesh {
 namespace {
 
-// Segments begin at multiples of this many lanes, so on whole bytes and words of any operation.
-constexpr uint64_t kLaneAlign = 16;
 constexpr uint64_t kByteAlign = 64;
-constexpr std::size_t kTableEntries = 16;
 
 uint64_t aligned(uint64_t bytes) { return ceil_div(bytes, kByteAlign) * kByteAlign; }
 
@@ -29,10 +26,9 @@ uint8_t* sums_at(const Plane& plane, uint64_t lane) {
 }
 
 uint64_t hash_of_table(const Plane& plane) {
-  const std::size_t width = plane.op == Op::kTableSumU8 ? 1 : 2;
   const auto* table = static_cast<const uint8_t*>(plane.table);
   uint64_t hash = 0;
-  for (std::size_t i = 0; i < kTableEntries * width; ++i)
+  for (uint32_t i = 0; i < op_table_bytes(plane.op); ++i)
     hash = addend_random(hash, table[i]);
   return hash;
 }
@@ -57,7 +53,9 @@ Transfer::Segment Transfer::segment(const Plane& plane, uint32_t worker) const {
   if (way_ == Way::kGather) {
     return {plane.bounds[worker], plane.bounds[worker + 1] - plane.bounds[worker]};
   }
-  const uint64_t share = ceil_div(plane.lanes, kLaneAlign * world_) * kLaneAlign;
+  // On whole bytes, words and groups of the operation.
+  const uint64_t align = op_lane_align(plane.op);
+  const uint64_t share = ceil_div(plane.lanes, align * world_) * align;
   const uint64_t begin = std::min(share * worker, plane.lanes);
   return {begin, std::min(share, plane.lanes - begin)};
 }
@@ -240,7 +238,7 @@ void Transfer::fold_share() {
     uint8_t* sum = sums_at(plane, share.begin);
     sources_[worker_] = lanes_at(plane, share.begin);
     if (share.lanes > 0 && is_table_sum(plane.op)) {
-      std::memset(sum, 0, op_sum_bytes(plane.op, share.lanes));
+      if (!is_narrow_sum(plane.op)) std::memset(sum, 0, op_sum_bytes(plane.op, share.lanes));
       fold_tables(plane.op, sum, sources_.data(), world_, plane.table, share.lanes);
     } else if (share.lanes > 0) {
       fold_sources(plane.op, share.lanes);

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "wire/frame.h"
 
 namespace addend::service_client {
 namespace {
@@ -11,7 +12,7 @@ namespace {
 TEST(Chunks, CoverEveryLaneOfEveryPlaneOnceAndInOrder) {
   for (uint64_t lanes : {0, 1, 7, 176, 352, 353, 704, 705, 5000}) {
     std::vector<uint8_t> data(lanes * 8 + 8), sums(lanes * 2 + 2);
-    for (std::size_t op = 0; op < kOpCount; ++op) {
+    for (std::size_t op = 0; op < ADDEND_FRAME_OP_COUNT; ++op) {
       Round round;
       round.add({static_cast<Op>(op), lanes, data.data(), nullptr, sums.data()});
       round.add({Op::kOrU64, 3, data.data(), nullptr, nullptr});

@@ -146,6 +146,11 @@ class ServiceReducer final : public Reducer {
   Status run(Round& round, Deadline deadline) {
     std::array<uint32_t, Round::kMaxPlanes> tables{};
     for (std::size_t p = 0; p < round.size; ++p) {
+      if (is_narrow_sum(round.planes[p].op)) {
+        return make_error(Errc::kUnsupported, std::string("an aggregation server has no ") +
+                                                  op_name(round.planes[p].op) +
+                                                  ": narrow sums take a mesh");
+      }
       if (!is_table_sum(round.planes[p].op)) continue;
       auto table = table_of(round.planes[p], deadline);
       if (!table) return table.error();

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fold/narrow.h"
+
+#include <algorithm>
+#include <array>
+
+#include "addend/fold.h"
+#include "base/simd.h"
+#include "fold/reference.h"
+#include "fold/simd_kernels.h"
+#include "wire/narrow.h"
+
+namespace addend {
+namespace {
+
+using narrow::kGroupLanes;
+
+// A byte of 1- or 2-bit indices as the bytes of 4-bit ones that say the same.
+template <uint32_t kBits>
+constexpr std::array<uint32_t, 256> spread_table() {
+  std::array<uint32_t, 256> table{};
+  for (uint32_t byte = 0; byte < 256; ++byte) {
+    for (uint32_t i = 0; i < 8 / kBits; ++i)
+      table[byte] |= (byte >> (i * kBits) & ((1u << kBits) - 1)) << (4 * i);
+  }
+  return table;
+}
+
+// Bytes that a spread byte takes are 4 / kBits.
+template <uint32_t kBits>
+void spread(const uint8_t* packed, uint64_t bytes, uint8_t* nibbles) {
+  static constexpr std::array<uint32_t, 256> kSpread = spread_table<kBits>();
+  for (uint64_t i = 0; i < bytes; ++i) {
+    for (uint32_t j = 0; j < 4 / kBits; ++j)
+      nibbles[i * (4 / kBits) + j] = static_cast<uint8_t>(kSpread[packed[i]] >> (8 * j));
+  }
+}
+
+void add_levels(uint16_t* acc, const uint8_t* levels, uint64_t lanes) {
+  if (scalar_forced()) return reference::add_levels(acc, levels, lanes);
+  simd::add_levels(acc, levels, lanes);
+}
+
+// acc += what the lanes of one worker stand for.
+void add_group(Op op, uint16_t* acc, const uint8_t* in, const uint16_t* table, uint64_t lanes) {
+  const uint32_t bits = addend_op_index_bits(static_cast<addend_op>(op));
+  if (bits == 8) return add_levels(acc, in, lanes);
+  uint8_t nibbles[kGroupLanes / 2];
+  if (bits == 1) spread<1>(in, op_bytes(op, lanes), nibbles);
+  if (bits == 2) spread<2>(in, op_bytes(op, lanes), nibbles);
+  fold_table(Op::kTableSumU16, acc, bits == 4 ? in : nibbles, table, lanes);
+}
+
+void write_group(Op op, const uint16_t* sums, uint64_t lanes, uint8_t* out) {
+  const uint32_t bits = addend_op_narrow_bits(static_cast<addend_op>(op));
+  if (scalar_forced()) return reference::narrow_group(sums, lanes, bits, out);
+  simd::narrow_group(sums, lanes, bits, out);
+}
+
+}  // namespace
+
+void fold_narrow(Op op, uint8_t* out, std::span<const uint8_t* const> sources, const void* table,
+                 uint64_t lanes) noexcept {
+  std::array<uint16_t, 16> levels{};
+  if (op_table_bytes(op) != 0) std::copy_n(static_cast<const uint8_t*>(table), 16, levels.begin());
+  std::array<uint16_t, kGroupLanes> sums;
+  for (uint64_t begin = 0; begin < lanes; begin += kGroupLanes) {
+    const uint64_t count = std::min<uint64_t>(kGroupLanes, lanes - begin);
+    sums.fill(0);
+    for (const uint8_t* source : sources)
+      add_group(op, sums.data(), source + op_bytes(op, begin), levels.data(), count);
+    write_group(op, sums.data(), count, out + op_sum_bytes(op, begin));
+  }
+}
+
+}  // namespace addend
