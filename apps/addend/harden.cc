@@ -86,6 +86,9 @@ constexpr int kAllowed[] = {
 #endif
 };
 
+// And a leaf of a tree, to reach the next server.
+constexpr int kToConnect[] = {SYS_bind, SYS_connect, SYS_eventfd2, SYS_socket};
+
 #if defined(__x86_64__)
 constexpr uint32_t kArchitecture = AUDIT_ARCH_X86_64;
 #elif defined(__aarch64__)
@@ -101,15 +104,20 @@ sock_filter jump_if_equal(uint32_t value, uint8_t yes, uint8_t no) {
   return BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, value, yes, no);
 }
 
-std::vector<sock_filter> make_filter() {
+std::vector<sock_filter> make_filter(bool connects) {
   const sock_filter deny = statement(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM);
   std::vector<sock_filter> filter = {
       statement(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, arch)),
       jump_if_equal(kArchitecture, 1, 0), deny,
       statement(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr))};
-  for (const int call : kAllowed) {
+  const auto allow = [&](int call) {
     filter.push_back(jump_if_equal(static_cast<uint32_t>(call), 0, 1));
     filter.push_back(statement(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
+  };
+  for (const int call : kAllowed)
+    allow(call);
+  for (const int call : kToConnect) {
+    if (connects) allow(call);
   }
   filter.push_back(deny);
   return filter;
@@ -139,8 +147,8 @@ Status drop_privileges(const std::string& user) {
   return {};
 }
 
-Status restrict_system_calls() {
-  std::vector<sock_filter> filter = make_filter();
+Status restrict_system_calls(bool connects) {
+  std::vector<sock_filter> filter = make_filter(connects);
   const sock_fprog program{static_cast<unsigned short>(filter.size()), filter.data()};
   // All threads at once; they were started before.
   if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) != 0) {

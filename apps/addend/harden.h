@@ -12,7 +12,7 @@ namespace addend::cli {
 Status drop_privileges(const std::string& user);
 
 /// From now on no thread of this process may open files or sockets, start programs or look into
-/// other processes: such calls fail with EPERM.
-Status restrict_system_calls();
+/// other processes: such calls fail with EPERM. `connects`: but sockets, to reach a next server.
+Status restrict_system_calls(bool connects);
 
 }  // namespace addend::cli

@@ -37,6 +37,7 @@ struct PerfOptions {
   int worker = -1;  // service, mesh: be this one
   MeshOptions mesh;
   AccessOptions access;
+  std::vector<std::string> leaves;  // service: of a tree
   ServiceReducerOptions service;
   std::string fallback = "none";
   double return_s = 10;  // service with a fallback: how long to wait for a server that is gone
@@ -156,6 +157,8 @@ Status complete_plan(PerfOptions& options) {
 std::string reducer_words(const PerfOptions& options) {
   if (options.reducer == "mpi") return "MPI";
   if (options.reducer == "mesh") return "mesh";
+  if (options.reducer == "service" && !options.leaves.empty())
+    return fmt::format("a tree of {} leaves", options.leaves.size());
   if (options.reducer == "service") return "service at " + options.access.aggregator;
   return "threads";
 }
@@ -252,6 +255,11 @@ Result<std::unique_ptr<Reducer>> reach_service(const PerfOptions& options, uint3
                                                std::unique_ptr<Reducer> fallback) {
   ServiceReducerOptions service = options.service;
   service.worker = worker;
+  // The last leaf that begins at this worker or before.
+  for (std::size_t leaf = 0; leaf < options.leaves.size(); ++leaf) {
+    if (leaf * options.workers / options.leaves.size() <= worker)
+      service.access.aggregator = options.leaves[leaf];
+  }
   if (fallback)
     service.return_timeout = std::chrono::milliseconds(std::lround(options.return_s * 1e3));
   auto reducer = create_service_reducer(service);
@@ -384,12 +392,16 @@ void add_gradient_options(CLI::App& command, PerfOptions& options) {
 
 void add_service_options(CLI::App& command, PerfOptions& options) {
   add_access_options(command, options.access);
+  command
+      .add_option("--leaves", options.leaves,
+                  "service: host:port of every leaf of a tree; worker w joins the one that has it")
+      ->delimiter(',');
   command.add_option("--job", options.service.job, "service: name of the job")
       ->capture_default_str();
   command
       .add_option("--worker", options.worker,
                   "service, mesh: be this one worker; default with a service: all, as threads")
-      ->check(CLI::Range(0, 255));
+      ->check(CLI::Range(0, 4095));
   command
       .add_option("--peers", options.mesh.peers,
                   "mesh: host:port of every worker, in the same order everywhere")

@@ -29,7 +29,9 @@ constexpr const char* kFooter =
     "mistake in them is logged, and all stays as it was.\n\n"
     "Examples:\n"
     "  addend keygen lab.key && addend serve --key lab.key\n"
-    "  addend serve --config /etc/addend/serve.toml --state-dir /var/lib/addend\n";
+    "  addend serve --config /etc/addend/serve.toml --state-dir /var/lib/addend\n"
+    "  addend serve --key rack1.key --upstream root:7700 --upstream-key root.key --leaf 1 --leaves "
+    "4\n";
 
 // Every connection is a descriptor, and the usual soft limit is that of programs that select().
 void raise_descriptor_limit(const LogSink& log) {
@@ -45,7 +47,8 @@ void raise_descriptor_limit(const LogSink& log) {
 // Sockets are open, keys and certificates are read.
 Status harden(const ServeConfig& config, const LogSink& log) {
   ADDEND_TRY(drop_privileges(config.user));
-  if (config.seccomp) ADDEND_TRY(restrict_system_calls());
+  const bool connects = !config.server.upstream.address.empty();
+  if (config.seccomp) ADDEND_TRY(restrict_system_calls(connects));
   const LogField fields[] = {{"user", config.user.empty() ? "unchanged" : config.user},
                              {"seccomp", config.seccomp ? "on" : "off"}};
   log(LogLevel::kInfo, "hardened", fields);
@@ -61,6 +64,10 @@ std::string fixed_changes(const ServeConfig& old, const ServeConfig& now) {
       {"data_port", a.data_port != b.data_port},
       {"threads", a.threads != b.threads},
       {"xdp", a.xdp_interface != b.xdp_interface},
+      {"[upstream]",
+       a.upstream.address != b.upstream.address || a.upstream.identity != b.upstream.identity ||
+           a.upstream.key.bytes != b.upstream.key.bytes || a.upstream.leaf != b.upstream.leaf ||
+           a.upstream.leaves != b.upstream.leaves},
       {"[http]",
        a.http != b.http || a.http_address != b.http_address || a.http_port != b.http_port},
       {"user", old.user != now.user},
@@ -146,6 +153,29 @@ int run_serve(const ServeOptions& options) {
   return 0;
 }
 
+void add_upstream_options(CLI::App& command, ServeOptions& options) {
+  CLI::Option* upstream =
+      command
+          .add_option("--upstream", options.upstream.address,
+                      "be a leaf of a tree: contribute the sums of this server's workers there")
+          ->type_name("HOST:PORT");
+  command
+      .add_option("--upstream-identity", options.upstream.identity,
+                  "who this leaf is there; default: 'default'")
+      ->needs(upstream);
+  command.add_option("--upstream-key", options.upstream_key_file, "file with its key there")
+      ->type_name("FILE")
+      ->needs(upstream);
+  command.add_option("--leaf", options.upstream.leaf, "which leaf of the tree this is, from 0")
+      ->check(CLI::Range(0, 63))
+      ->capture_default_str()
+      ->needs(upstream);
+  command.add_option("--leaves", options.upstream.leaves, "leaves of the tree")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str()
+      ->needs(upstream);
+}
+
 }  // namespace
 
 void add_serve_command(CLI::App& app, Exit& exit) {
@@ -165,6 +195,7 @@ void add_serve_command(CLI::App& app, Exit& exit) {
       ->capture_default_str();
   command->add_option("--xdp", options->xdp_interface, "fold and answer in this interface's driver")
       ->type_name("IFACE");
+  add_upstream_options(*command, *options);
   command->footer(kFooter);
   command->callback([options, &exit] { exit.code = run_serve(*options); });
 }

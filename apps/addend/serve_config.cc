@@ -89,6 +89,20 @@ Result<const toml::table*> table_at(const toml::table& root, const char* name) {
                     fmt::format("'{0}' wants to be a table: write [{0}]", name));
 }
 
+Status read_upstream_key(const std::string& file, UpstreamOptions& upstream, const ReadFile& read) {
+  if (upstream.address.empty()) return {};
+  if (upstream.identity.empty()) upstream.identity = "default";
+  if (file.empty()) {
+    return make_error(Errc::kInvalidArgument,
+                      "a leaf needs a key of its own at the next server: --upstream-key, or "
+                      "'key_file' in [upstream]");
+  }
+  const auto key = read_key_file(file, read);
+  if (!key) return key.error();
+  upstream.key = *key;
+  return {};
+}
+
 Status read_tenant(const toml::table& table, std::size_t number, ServerOptions& server,
                    const ReadFile& read) {
   TenantOptions tenant;
@@ -126,6 +140,19 @@ Status read_server(const toml::table& table, ServeConfig& config, const ReadFile
   reader.text("user", config.user);
   reader.flag("seccomp", config.seccomp);
   return reader.finish();
+}
+
+Status read_upstream(const toml::table& table, ServeConfig& config, const ReadFile& read) {
+  UpstreamOptions& upstream = config.server.upstream;
+  std::string key_file;
+  Reader reader(table, "[upstream]");
+  reader.text("address", upstream.address);
+  reader.text("identity", upstream.identity);
+  reader.text("key_file", key_file);
+  reader.number("leaf", upstream.leaf);
+  reader.number("leaves", upstream.leaves, 1u);
+  ADDEND_TRY(reader.finish());
+  return read_upstream_key(key_file, upstream, read);
 }
 
 Status read_http(const toml::table& table, ServeConfig& config, const ReadFile&) {
@@ -182,8 +209,11 @@ Status read_tables(const toml::table& root, ServeConfig& config, const ReadFile&
   constexpr struct {
     const char* name;
     Status (*take)(const toml::table& table, ServeConfig& config, const ReadFile& read);
-  } kTables[] = {
-      {"server", read_server}, {"http", read_http}, {"tls", read_tls}, {"log", read_log}};
+  } kTables[] = {{"server", read_server},
+                 {"upstream", read_upstream},
+                 {"http", read_http},
+                 {"tls", read_tls},
+                 {"log", read_log}};
   for (const auto& [key, value] : root) {
     const std::string_view name = key.str();
     const bool known = std::any_of(std::begin(kTables), std::end(kTables),
@@ -224,8 +254,11 @@ Result<ServeConfig> read_serve_config(const std::string& path, const ReadFile& r
 Result<ServeConfig> make_config(const ServeOptions& options, const ReadFile& read) {
   if (!options.config_file.empty()) {
     auto config = read_serve_config(options.config_file, read);
-    if (config && !options.xdp_interface.empty())
-      config->server.xdp_interface = options.xdp_interface;
+    if (!config) return config;
+    if (!options.xdp_interface.empty()) config->server.xdp_interface = options.xdp_interface;
+    if (options.upstream.address.empty()) return config;
+    config->server.upstream = options.upstream;
+    ADDEND_TRY(read_upstream_key(options.upstream_key_file, config->server.upstream, read));
     return config;
   }
   if (options.key_file.empty()) {
@@ -241,6 +274,8 @@ Result<ServeConfig> make_config(const ServeOptions& options, const ReadFile& rea
       static_cast<uint16_t>(options.port == 0 ? 0 : options.port + kHttpAbove);
   config.server.threads = options.threads;
   config.server.xdp_interface = options.xdp_interface;
+  config.server.upstream = options.upstream;
+  ADDEND_TRY(read_upstream_key(options.upstream_key_file, config.server.upstream, read));
   config.server.tenants.resize(1);
   config.server.tenants[0].name = "default";
   config.server.tenants[0].key = *key;

@@ -28,6 +28,8 @@ struct ServeOptions {
   uint16_t port = 7700;
   uint32_t threads = 1;
   std::string xdp_interface;
+  UpstreamOptions upstream;
+  std::string upstream_key_file;
 };
 
 /// HTTP is so many ports above the control plane where no file says where.

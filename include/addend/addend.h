@@ -228,7 +228,7 @@ ADDEND_API addend_status addend_mpi_create(addend_reducer** reducer);
  * may be NULL where a default is named. */
 typedef struct addend_service_options {
   uint32_t size;
-  uint32_t world;         /* 1 to 64 */
+  uint32_t world;         /* 1 to 64; at a leaf of a tree 1 to 4096 */
   uint32_t worker;        /* from 0 */
   uint32_t slots;         /* contributions in flight; 512 */
   uint32_t payload_bytes; /* at most: 1408 for an MTU of 1500, 8832 for 9000 */

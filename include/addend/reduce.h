@@ -183,7 +183,7 @@ Result<std::unique_ptr<Reducer>> create_mesh_reducer(const MeshOptions& options)
 struct ServiceReducerOptions {
   ServiceAccess access;
   std::string job = "default";
-  uint32_t world = 1;  ///< 1 to 64
+  uint32_t world = 1;  ///< 1 to 64; at a leaf of a tree 1 to 4096
   uint32_t worker = 0;
   uint32_t slots = 512;  ///< contributions in flight; counts if this worker's join makes the job
   /// At most, likewise: 1408 for an MTU of 1500, 8832 for 9000. Less where a path carries less.

@@ -46,6 +46,17 @@ struct TenantOptions {
   uint32_t packets_per_s = 0;    ///< of each worker at each thread; 0: no limit
 };
 
+/// The next server of a tree. A leaf folds its workers' contributions and contributes once, for all
+/// of them, to that server, whose results are then theirs (docs/service.md, "Trees").
+struct UpstreamOptions {
+  std::string address;   ///< "host:port" of its control plane; "": this server is no leaf
+  std::string identity;  ///< the tenant there that all jobs of this server are jobs of
+  ServiceKey key;
+  uint32_t leaf = 0;  ///< which one this is ...
+  uint32_t leaves =
+      1;  ///< ... of so many, 1 to 64. It has the workers from leaf * world / leaves on
+};
+
 struct ServerOptions {
   std::string address;        ///< to listen at; "": every address of this machine
   uint16_t control_port = 0;  ///< TCP; 0: any
@@ -54,7 +65,8 @@ struct ServerOptions {
   /// Contributions that arrive at this interface are folded and answered in its driver, as far as
   /// they are of integers (docs/xdp.md). "": all by the data threads.
   std::string xdp_interface;
-  bool http = true;  ///< serve /metrics and a page for people
+  UpstreamOptions upstream;  ///< not with xdp_interface, nor with several threads
+  bool http = true;          ///< serve /metrics and a page for people
   std::string http_address = "127.0.0.1";
   uint16_t http_port = 0;  ///< 0: any
   std::vector<TenantOptions> tenants;

@@ -20,12 +20,14 @@ class Random {
 
 TEST(Model, EveryAnswerIsTheReferences) {
   uint64_t complete = 0, partial = 0, answered = 0, stale = 0, late = 0, duplicate = 0;
+  uint64_t relayed = 0;
   for (uint64_t seed = 1; seed <= 4000; ++seed) {
     SlotsAgainstReference model{Random(seed)};
     for (int event = 0; event < 300; ++event)
       ASSERT_TRUE(model.step()) << "seed " << seed << " event " << event;
     const aggregate::Counters counters = model.machine().counters();
     complete += counters.complete;
+    if (model.relays()) relayed += counters.complete;
     partial += counters.partial;
     answered += counters.answered;
     stale += counters.refused[ADDEND_REFUSAL_TURN];
@@ -34,6 +36,7 @@ TEST(Model, EveryAnswerIsTheReferences) {
   }
   // The traffic really visits what it is meant to.
   EXPECT_GT(complete, 50000u);
+  EXPECT_GT(relayed, 5000u);
   EXPECT_GT(partial, 1000u);
   EXPECT_GT(answered, 10000u);
   EXPECT_GT(stale, 100000u);

@@ -18,6 +18,12 @@
 //     v                                                                |
 //   closed  the result went to everyone; whoever asks again gets it ---'
 //
+//   A leaf has one state more between open and closed:
+//
+//   open --the last worker has contributed--> relayed --upstream's result of turn n--> closed
+//                                              |  ^
+//                                              '--'  somebody asks again: so do we, upstream
+//
 //   All banks at once --> ended: patience is over without a quorum, a contribution has another
 //   shape than its turn, or end() was called. Every contribution then gets the notice.
 //
@@ -33,6 +39,15 @@
 #include "base/bits.h"
 
 namespace addend::aggregate {
+namespace {
+
+// What sums of this operation are added with.
+uint8_t sum_op_of(uint8_t op) {
+  if (op == ADDEND_OP_TABLE_SUM_U8) return ADDEND_OP_SUM_U8;
+  return op == ADDEND_OP_TABLE_SUM_U16 ? uint8_t{ADDEND_OP_SUM_U16} : op;
+}
+
+}  // namespace
 
 Result<Slots> Slots::create(const SlotsOptions& options, std::shared_ptr<Attendance> attendance) {
   if (options.world == 0 || options.world > ADDEND_MAX_JOB_WORKERS) {
@@ -51,6 +66,10 @@ Result<Slots> Slots::create(const SlotsOptions& options, std::shared_ptr<Attenda
   if (options.quorum > 0 && options.patience_ns == 0) {
     return make_error(Errc::kInvalidArgument,
                       "a quorum needs patience: how long to wait before it suffices");
+  }
+  if (options.quorum > 0 && options.relays) {
+    return make_error(Errc::kUnsupported,
+                      "a job of a tree has no quorum: a leaf cannot say who is missing in its sum");
   }
   Slots slots(options);
   slots.attendance_ = attendance ? std::move(attendance) : std::make_shared<Attendance>();
@@ -119,10 +138,10 @@ Outcome Slots::handle(const addend_frame_header& header, const uint8_t* payload,
   const Bank& bank = banks_[index];
   const Bank& sibling = banks_[index ^ 1];
   if (bank.state != State::kIdle && header.turn == bank.turn) {
-    return contribute(index, header, payload);
+    return contribute(index, header, payload, now_ns);
   }
   const bool follows = header.turn == bank.turn + 2 && header.turn == sibling.turn + 1;
-  if (!follows || sibling.state == State::kOpen) {
+  if (!follows || sibling.state == State::kOpen || sibling.state == State::kRelayed) {
     Outcome outcome = refuse(ADDEND_REFUSAL_TURN);
     // Whoever was left behind gets a later result, and knows it by that.
     const bool later = bank.state == State::kClosed && bank.turn - header.turn < 1u << 31;
@@ -138,11 +157,11 @@ Outcome Slots::handle(const addend_frame_header& header, const uint8_t* payload,
   }
   if (entry) attendance_->enter(header.contributors);
   open(index, header, now_ns);
-  return contribute(index, header, payload);
+  return contribute(index, header, payload, now_ns);
 }
 
-Outcome Slots::contribute(uint32_t index, const addend_frame_header& header,
-                          const uint8_t* payload) {
+Outcome Slots::contribute(uint32_t index, const addend_frame_header& header, const uint8_t* payload,
+                          uint64_t now_ns) {
   Bank& bank = banks_[index];
   const bool known = (bank.contributors & header.contributors) != 0;
   // The result did not arrive, or this worker was not waited for.
@@ -151,6 +170,14 @@ Outcome Slots::contribute(uint32_t index, const addend_frame_header& header,
     if (!known) attendance_->hear(header.contributors);
     Outcome outcome = known ? Outcome{} : refuse(ADDEND_REFUSAL_LATE);
     outcome.reply = result(index, Audience::kSender);
+    return outcome;
+  }
+  // What we sent upstream, or its result, may be lost: workers have timers, and we ask when they
+  // do.
+  if (bank.state == State::kRelayed) {
+    Outcome outcome = refuse(ADDEND_REFUSAL_DUPLICATE);
+    if (now_ns >= bank.opened_ns + kRelayAgainNs)
+      outcome.reply = relay(index, ADDEND_FRAME_RESENT, now_ns);
     return outcome;
   }
   const bool absent = (attendance_->absent() & header.contributors) != 0;
@@ -173,6 +200,40 @@ Outcome Slots::contribute(uint32_t index, const addend_frame_header& header,
   ++counters_.complete;
   ++counters_.last[header.worker];
   close(index);
+  return {ADDEND_REFUSAL_NONE,
+          options_.relays ? relay(index, 0, now_ns) : result(index, Audience::kEveryone)};
+}
+
+// The sum of our workers, as one worker's contribution: sums of table entries are plain lanes.
+Reply Slots::relay(uint32_t index, uint8_t flags, uint64_t now_ns) {
+  Bank& bank = banks_[index];
+  bank.state = State::kRelayed;
+  bank.opened_ns = now_ns;
+  Reply reply = result(index, Audience::kUpstream);
+  reply.header.kind = ADDEND_FRAME_CONTRIBUTION;
+  reply.header.flags = flags;
+  reply.header.op = sum_op_of(bank.op);
+  reply.header.count = 1;
+  return reply;
+}
+
+Outcome Slots::take_result(const addend_frame_header& header, const uint8_t* payload) {
+  if (ended_) return refuse(ADDEND_REFUSAL_ENDED);
+  if (header.slot < options_.first_slot || header.slot - options_.first_slot >= options_.slots) {
+    return refuse(ADDEND_REFUSAL_SLOT);
+  }
+  const uint32_t index = (header.slot - options_.first_slot) * 2 + (header.turn & 1);
+  Bank& bank = banks_[index];
+  if (header.turn != bank.turn || bank.state != State::kRelayed) {
+    const bool known = header.turn == bank.turn && bank.state == State::kClosed;
+    return refuse(known ? ADDEND_REFUSAL_DUPLICATE : ADDEND_REFUSAL_TURN);
+  }
+  if (header.op != sum_op_of(bank.op) || header.length != bank.sum_length ||
+      (header.flags & ADDEND_FRAME_PARTIAL) != 0) {
+    return refuse(ADDEND_REFUSAL_MISMATCH);
+  }
+  std::memcpy(sums(index), payload, header.length);
+  bank.state = State::kClosed;
   return {ADDEND_REFUSAL_NONE, result(index, Audience::kEveryone)};
 }
 

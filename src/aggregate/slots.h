@@ -12,6 +12,10 @@
 // A job with a quorum goes on without workers that are late: once a turn was closed without a
 // worker, no turn waits for it or takes its contribution until a step begins (a turn with the flag
 // entry) and it is heard of again (docs/decisions/0022-one-set-a-step.md).
+//
+// A leaf of a tree contributes its complete turns to another aggregator, slot by slot and turn by
+// turn, as one worker does; whatever comes back is the result
+// (docs/decisions/0091-a-leaf-is-a-worker.md).
 #pragma once
 
 #include <array>
@@ -42,10 +46,12 @@ struct SlotsOptions {
   uint64_t patience_ns =
       0;                ///< from a turn's first contribution, if it is the first turn; 0: forever
   uint32_t quorum = 0;  ///< contributors that suffice when patience ends; 0: all, or the epoch ends
+  bool relays = false;  ///< a leaf: results are another aggregator's. Not with a quorum
 };
 
-/// Who gets the reply.
-enum class Audience : uint8_t { kNobody, kSender, kEveryone };
+/// Who gets the reply. kUpstream: the aggregator that this one is a leaf of; the header then lacks
+/// what is that one's own: epoch, boot, world, worker, contributors.
+enum class Audience : uint8_t { kNobody, kSender, kEveryone, kUpstream };
 
 /// A frame to send: its header in the machine's byte order, without tag, and the lanes, which
 /// belong to the slots and stay until the next call.
@@ -74,7 +80,7 @@ struct Counters {
 /// A bank as it moves to another data plane that folds the same job, or comes from one. The sums
 /// belong to whoever made this.
 struct BankImage {
-  enum class State : uint8_t { kIdle, kOpen, kClosed };
+  enum class State : uint8_t { kIdle, kOpen, kClosed, kRelayed };
   uint64_t contributors = 0;
   uint64_t opened_ns = 0;  ///< when patience began
   uint32_t turn = 0;
@@ -104,6 +110,12 @@ class Slots {
   /// header, `payload` behind it. Any bytes are safe.
   Outcome handle(const addend_frame_header& header, const uint8_t* payload, uint32_t bytes,
                  uint64_t now_ns);
+
+  /// How soon after a turn was relayed workers that ask again make it be relayed again.
+  static constexpr uint64_t kRelayAgainNs = 1'000'000;
+  /// What becomes of a result from upstream, authentic and of the upstream's epoch. REQUIRES: the
+  /// payload has header.length bytes.
+  Outcome take_result(const addend_frame_header& header, const uint8_t* payload);
 
   /// Ends the job's first open turn if its patience is over, and those that wait for absent workers
   /// only, one a call: true if there is a reply to send (to everyone), false if nothing is due. To
@@ -145,7 +157,7 @@ class Slots {
 
   struct Bank {
     uint64_t contributors = 0;
-    uint64_t opened_ns = 0;  // when patience began
+    uint64_t opened_ns = 0;  // when patience began; when the turn was last relayed
     uint32_t turn = 0;
     uint32_t earlier = kNone, later = kNone;  // open banks in the order of their opening
     uint16_t length = 0;                      // of a contribution
@@ -160,7 +172,9 @@ class Slots {
 
   addend_refusal check(const addend_frame_header& header, uint32_t bytes) const;
   Outcome refuse(addend_refusal why);
-  Outcome contribute(uint32_t index, const addend_frame_header& header, const uint8_t* payload);
+  Outcome contribute(uint32_t index, const addend_frame_header& header, const uint8_t* payload,
+                     uint64_t now_ns);
+  Reply relay(uint32_t index, uint8_t flags, uint64_t now_ns);
   void open(uint32_t index, const addend_frame_header& header, uint64_t now_ns);
   void add(uint32_t index, const addend_frame_header& header, const uint8_t* payload);
   void enlist(uint32_t index);

@@ -420,6 +420,47 @@ TEST_F(SlotsTest, EveryWrongFieldIsRefusedUnderItsOwnReasonAndChangesNothing) {
   EXPECT_EQ(sum(send(1, 0, 1)), 2);
 }
 
+// A leaf's complete turn, as it goes upstream.
+TEST_F(SlotsTest, ALeafContributesItsSumAndHasTheResultFromUpstream) {
+  SlotsOptions job = job_of(2);
+  job.relays = true;
+  start(job);
+  (void)send(0, 0, 5);
+  const Outcome up = send(1, 0, 6);
+  ASSERT_EQ(up.reply.audience, Audience::kUpstream);
+  EXPECT_EQ(up.reply.header.kind, ADDEND_FRAME_CONTRIBUTION);
+  EXPECT_EQ(up.reply.header.count, 1);
+  EXPECT_EQ(sum(up), 11);
+  // The next turn waits, and whoever asks too early is not heard upstream.
+  EXPECT_EQ(send(0, 1, 7).refusal, ADDEND_REFUSAL_TURN);
+  Outcome again = send(0, 0, 5);
+  EXPECT_EQ(again.refusal, ADDEND_REFUSAL_DUPLICATE);
+  EXPECT_EQ(again.reply.audience, Audience::kNobody);
+  now_ += Slots::kRelayAgainNs;
+  again = send(1, 0, 6);
+  EXPECT_EQ(again.reply.audience, Audience::kUpstream);
+  EXPECT_EQ(again.reply.header.flags, ADDEND_FRAME_RESENT);
+  EXPECT_EQ(sum(again), 11);
+  Packet result = packet(0, 0, 100);
+  result.header.kind = ADDEND_FRAME_RESULT;
+  const auto take = [&] { return slots_->take_result(result.header, result.payload.data()); };
+  for (uint8_t* field : {&result.header.op, &result.header.flags}) {
+    const uint8_t good = *field;
+    *field =
+        field == &result.header.op ? uint8_t{ADDEND_OP_SUM_I64} : uint8_t{ADDEND_FRAME_PARTIAL};
+    EXPECT_EQ(take().refusal, ADDEND_REFUSAL_MISMATCH);
+    *field = good;
+  }
+  const Outcome down = take();
+  EXPECT_EQ(down.reply.audience, Audience::kEveryone);
+  EXPECT_EQ(down.reply.header.contributors, 3u);
+  EXPECT_EQ(sum(down), 100);
+  EXPECT_EQ(take().refusal, ADDEND_REFUSAL_DUPLICATE);
+  EXPECT_EQ(sum(send(0, 0, 5)), 100);  // whose result was lost on the way down
+  (void)send(0, 1, 7);
+  EXPECT_EQ(take().refusal, ADDEND_REFUSAL_DUPLICATE);
+}
+
 TEST(SlotsCreate, RefusesWhatCannotBeAJob) {
   const auto refused = [](const std::function<void(SlotsOptions&)>& bend) {
     SlotsOptions options = job_of(2);
@@ -434,6 +475,11 @@ TEST(SlotsCreate, RefusesWhatCannotBeAJob) {
   EXPECT_TRUE(refused([](SlotsOptions& o) { o.payload_bytes = 8840; }));
   EXPECT_TRUE(refused([](SlotsOptions& o) { o.quorum = 3; }));
   EXPECT_TRUE(refused([](SlotsOptions& o) { o.quorum = 1; }));  // and no patience
+  EXPECT_TRUE(refused([](SlotsOptions& o) {
+    o.relays = true;
+    o.quorum = 1;
+    o.patience_ns = 1;
+  }));
 }
 
 }  // namespace

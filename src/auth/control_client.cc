@@ -16,6 +16,8 @@ namespace {
 
 // Between tries to reach a server that is not up.
 constexpr std::chrono::milliseconds kPause{100};
+// How long one of them may take where somebody may want to stop.
+constexpr std::chrono::seconds kAttempt{10};
 
 int milliseconds_until(Deadline deadline) {
   const auto left =
@@ -69,13 +71,15 @@ Result<std::unique_ptr<ControlClient>> ControlClient::connect(const ServiceAcces
   return dial(access, deadline, nobody_there);
 }
 
-Result<std::unique_ptr<ControlClient>> ControlClient::connect_when_up(const ServiceAccess& access,
-                                                                      Deadline deadline) {
+Result<std::unique_ptr<ControlClient>> ControlClient::connect_when_up(
+    const ServiceAccess& access, Deadline deadline, const std::atomic<bool>* stop) {
+  const auto now = [] { return std::chrono::steady_clock::now(); };
   while (true) {
     bool nobody_there = false;
-    auto client = dial(access, deadline, nobody_there);
+    auto client =
+        dial(access, stop ? std::min(deadline, now() + kAttempt) : deadline, nobody_there);
     if (client || !nobody_there) return client;
-    if (std::chrono::steady_clock::now() + kPause >= deadline) {
+    if (now() + kPause >= deadline || (stop != nullptr && *stop)) {
       return make_error(Errc::kUnavailable, "no server came up at " + access.aggregator +
                                                 " in time: " + client.error().message);
     }

@@ -2,6 +2,7 @@
 // A client's connection to an aggregation server's control plane: TCP, TLS, messages, deadlines.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <span>
@@ -24,9 +25,10 @@ class ControlClient {
   static Result<std::unique_ptr<ControlClient>> connect(const ServiceAccess& access,
                                                         Deadline deadline);
 
-  /// The same, but a server that is not there yet, or had no room for us, is tried again.
-  static Result<std::unique_ptr<ControlClient>> connect_when_up(const ServiceAccess& access,
-                                                                Deadline deadline);
+  /// The same, but a server that is not there yet, or had no room for us, is tried again; until
+  /// `stop`, if any, becomes true.
+  static Result<std::unique_ptr<ControlClient>> connect_when_up(
+      const ServiceAccess& access, Deadline deadline, const std::atomic<bool>* stop = nullptr);
 
   template <typename T>
   Status send(addend_control_type type, const T& body, std::span<const uint32_t> numbers,

@@ -418,6 +418,11 @@ void Control::send(ConnectionId to, addend_control_type type, std::span<const ui
     connection->put(type, body, numbers);
 }
 
+void Control::cut(ConnectionId id) {
+  if (Connection* connection = find(id); connection != nullptr) connection->close();
+  changed_ = true;
+}
+
 Connection* Control::find(ConnectionId id) const {
   const auto found = std::find_if(connections_.begin(), connections_.end(), [&](const auto& c) {
     return c->id() == id && c->open() && !c->closing();

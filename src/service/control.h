@@ -86,6 +86,7 @@ class Control final : private MessageSink {
   void publish();
   void send(ConnectionId to, addend_control_type type, std::span<const uint8_t> body,
             std::span<const uint32_t> numbers) override;
+  void cut(ConnectionId connection) override;
 
   ControlOptions options_;
   JobCounters counters_;

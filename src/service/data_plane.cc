@@ -73,7 +73,9 @@ void DataPlane::add(std::shared_ptr<const JobEpoch> job, aggregate::Slots slots,
   const uint32_t epoch = job->slots.epoch;
   if (job->slots.patience_ns > 0) ++patient_jobs_;
   if (driver) driver->give_all(slots);
-  parts_.emplace(epoch, Part{std::move(job), std::move(slots), std::move(driver)});
+  auto relay = job->upstream ? std::make_unique<Relay>(job->upstream) : nullptr;
+  parts_.emplace(epoch,
+                 Part{std::move(job), std::move(slots), std::move(driver), std::move(relay)});
   latest_ = nullptr;
 }
 
@@ -309,7 +311,37 @@ void DataPlane::reply(Part& part, uint32_t sender, const aggregate::Reply& reply
       return reply_to_one(part.job->result_key, part.job->workers[sender], reply);
     case aggregate::Audience::kEveryone:
       return reply_to_everyone(part, reply);
+    case aggregate::Audience::kUpstream:
+      return part.relay->add(reply);
   }
+}
+
+void DataPlane::receive_up(uint32_t epoch, std::span<const uint8_t> datagrams, uint32_t segment) {
+  Part* part = find(epoch);
+  if (part == nullptr || part->relay == nullptr) return;
+  while (!datagrams.empty()) {
+    const auto datagram = datagrams.first(std::min<std::size_t>(segment, datagrams.size()));
+    datagrams = datagrams.subspan(datagram.size());
+    ++status_.packets;
+    status_.bytes += datagram.size();
+    addend_frame_header header;
+    if (const addend_refusal why = part->relay->check(datagram, header);
+        why != ADDEND_REFUSAL_NONE) {
+      ++part->refused[why];
+      continue;
+    }
+    const aggregate::Outcome outcome =
+        part->slots.take_result(header, datagram.data() + ADDEND_FRAME_HEADER_BYTES);
+    reply(*part, 0, outcome.reply);
+  }
+}
+
+std::vector<DataPlane::Uplink> DataPlane::uplinks() const {
+  std::vector<Uplink> uplinks;
+  for (const auto& [epoch, part] : parts_) {
+    if (part.relay) uplinks.push_back({epoch, part.relay->upstream()->socket});
+  }
+  return uplinks;
 }
 
 // Results of equal length line up in one super-packet; another length or another job starts anew.
@@ -372,6 +404,20 @@ void DataPlane::flush_singles() {
 void DataPlane::flush() {
   flush_super();
   if (single_bytes_ > 0) flush_singles();
+  super_part_ = nullptr;
+  for (auto& [epoch, part] : parts_) {
+    if (part.relay) flush_relay(part);
+  }
+}
+
+void DataPlane::flush_relay(Part& part) {
+  if (part.relay->flush() || part.slots.ended()) return;
+  aggregate::Reply reply;
+  part.slots.end(static_cast<addend_notice>(ADDEND_NOTICE_PATH | ADDEND_NOTICE_LEAF),
+                 part.relay->upstream()->leaf, reply);
+  tell_end(reply);
+  reply_to_everyone(part, reply);
+  flush_super();
   super_part_ = nullptr;
 }
 

@@ -15,18 +15,11 @@
 #include "auth/frame_key.h"
 #include "dataplane/xdp/driver_jobs.h"
 #include "net/address.h"
+#include "net/udp_socket.h"
 #include "service/probe.h"
+#include "wire/control.h"
 
 namespace addend::service {
-
-/// What all threads know of one job's epoch; immutable, so they share it.
-struct JobEpoch {
-  aggregate::SlotsOptions slots;            ///< of the whole job
-  std::vector<auth::FrameKey> worker_keys;  ///< of contributions, by worker
-  auth::FrameKey result_key;
-  std::vector<net::Address> workers;  ///< where each worker sends from, and gets its replies
-  uint32_t packets_per_s = 0;         ///< granted to each worker in each thread; 0: no limit
-};
 
 /// Where replies go. The bytes stay valid until flush returns.
 class FrameSink {
@@ -34,6 +27,30 @@ class FrameSink {
   virtual ~FrameSink() = default;
   virtual void send(const net::Address& to, std::span<const uint8_t> bytes, uint32_t segment) = 0;
   virtual void flush() = 0;
+  /// Whether something was longer than its path carries, since the last call.
+  virtual bool was_too_long() { return false; }
+};
+
+/// The next server of a tree, as a leaf has joined it for one epoch of a job. The slots and turns
+/// of both epochs are the same. The data thread's once the epoch has started.
+struct Upstream {
+  addend_control_welcome welcome{};  ///< its secrets are wiped
+  std::vector<uint32_t> positions;   ///< as in Session
+  uint32_t leaf = 0, leaves = 1;     ///< who we are there
+  auth::FrameKey worker_key, result_key;
+  std::vector<net::Address> threads;  ///< slot s is at threads[s * threads / slots]
+  std::unique_ptr<FrameSink> sink;
+  std::shared_ptr<const net::UdpSocket> socket;  ///< of the sink; where results come
+};
+
+/// What all threads know of one job's epoch; immutable, so they share it.
+struct JobEpoch {
+  aggregate::SlotsOptions slots;            ///< of the whole job
+  std::vector<auth::FrameKey> worker_keys;  ///< of contributions, by worker
+  auth::FrameKey result_key;
+  std::vector<net::Address> workers;     ///< where each worker sends from, and gets its replies
+  uint32_t packets_per_s = 0;            ///< granted to each worker in each thread; 0: no limit
+  std::shared_ptr<Upstream> upstream{};  ///< null: results are made here
 };
 
 struct EpochStatus {
@@ -51,6 +68,29 @@ struct DataPlaneStatus {
   uint64_t driver_packets = 0;                           ///< of those received: by the XDP program
   std::array<uint64_t, ADDEND_REFUSAL_COUNT> refused{};  ///< of no job that we know
   std::vector<EpochStatus> epochs;
+};
+
+/// Packs a leaf's contributions to the next server, and knows its results.
+class Relay {
+ public:
+  explicit Relay(std::shared_ptr<Upstream> upstream);
+  /// Queues a reply whose audience is upstream; the bytes are copied.
+  void add(const aggregate::Reply& reply);
+  /// False if the path there no longer carries what was sent.
+  bool flush();
+  /// Why this is no result of the upstream epoch, if it is none; `header` is in the machine's
+  /// order.
+  addend_refusal check(std::span<const uint8_t> datagram, addend_frame_header& header) const;
+  const std::shared_ptr<Upstream>& upstream() const { return upstream_; }
+
+ private:
+  void send_row();
+  void send_all();
+
+  std::shared_ptr<Upstream> upstream_;
+  std::vector<uint8_t> bytes_;  // frames that wait; the last ones are a row of equal length
+  std::size_t used_ = 0, row_begin_ = 0, segment_ = 0;
+  std::size_t row_thread_ = 0;  // where it goes
 };
 
 /// One thread at a time.
@@ -84,6 +124,14 @@ class DataPlane {
   /// bytes are an empty one. Any bytes are safe; replies wait for flush, or for a full buffer.
   void receive(const net::Address& from, std::span<const uint8_t> datagrams, uint32_t segment,
                uint64_t now_ns);
+  /// The same from the next server of a leaf's job. Anything that is not its results is dropped.
+  void receive_up(uint32_t epoch, std::span<const uint8_t> datagrams, uint32_t segment);
+  /// The jobs that have one.
+  struct Uplink {
+    uint32_t epoch;
+    std::shared_ptr<const net::UdpSocket> socket;
+  };
+  std::vector<Uplink> uplinks() const;
   /// Turns whose patience is over, or that wait for somebody who has left. To be called every
   /// millisecond or so.
   void expire(uint64_t now_ns);
@@ -98,7 +146,8 @@ class DataPlane {
     std::shared_ptr<const JobEpoch> job;
     aggregate::Slots slots;
     std::unique_ptr<dataplane::DriverPart> driver;
-    uint64_t driver_due_ns = 0;  // no turn in the driver has been waiting for long before
+    std::unique_ptr<Relay> relay;  // a leaf's
+    uint64_t driver_due_ns = 0;    // no turn in the driver has been waiting for long before
     uint64_t left = 0;  // workers that said goodbye, where the others cannot go on without them
     std::array<uint64_t, ADDEND_REFUSAL_COUNT> refused{};  // before the slots saw the frame
     std::array<uint64_t, ADDEND_MAX_JOB_WORKERS> allowed_from_ns{};
@@ -133,6 +182,7 @@ class DataPlane {
   void flush_row();
   void flush_singles();
   void tell_end(const aggregate::Reply& reply);
+  void flush_relay(Part& part);
 
   FrameSink& sink_;
   OnEnded on_ended_;

@@ -42,7 +42,8 @@ auth::Secret job_secret() { return testing_support::secret_of(5); }
 
 class DataPlaneTest : public ::testing::Test {
  protected:
-  void start(uint32_t epoch = 42, uint32_t packets_per_s = 0, uint64_t patience_ns = 0) {
+  void start(uint32_t epoch = 42, uint32_t packets_per_s = 0, uint64_t patience_ns = 0,
+             const std::shared_ptr<Upstream>& upstream = nullptr) {
     aggregate::SlotsOptions options;
     options.epoch = epoch;
     options.boot = 9;
@@ -51,6 +52,7 @@ class DataPlaneTest : public ::testing::Test {
     options.payload_bytes = 64;
     options.ops = 1u << ADDEND_OP_SUM_I32;
     options.patience_ns = patience_ns;
+    options.relays = upstream != nullptr;
     std::vector<auth::FrameKey> keys;
     std::vector<net::Address> workers;
     for (uint32_t w = 0; w < kWorld; ++w) {
@@ -59,7 +61,7 @@ class DataPlaneTest : public ::testing::Test {
     }
     auto result_key = auth::FrameKey::create(*auth::derive_secret(job_secret(), "result", 0), 64);
     job_ = std::make_shared<JobEpoch>(JobEpoch{options, std::move(keys), *std::move(result_key),
-                                               std::move(workers), packets_per_s});
+                                               std::move(workers), packets_per_s, upstream});
     plane_.add(job_, *aggregate::Slots::create(options));
   }
 
@@ -439,6 +441,34 @@ TEST_F(DataPlaneTest, JobsDoNotMix) {
   job_ = first;
   receive(0, frame(0, 0, 0, 1));
   EXPECT_EQ(plane_.status(0).epochs[0].counters.folded, 1u);
+}
+
+// The way to a next server that carries nothing any more.
+class NarrowSink final : public FrameSink {
+ public:
+  void send(const net::Address&, std::span<const uint8_t>, uint32_t) override {}
+  void flush() override {}
+  bool was_too_long() override { return true; }
+};
+
+TEST_F(DataPlaneTest, ALeafWhosePathUpBecomesShorterSaysSoToItsWorkers) {
+  const auto upstream = std::make_shared<Upstream>();
+  upstream->leaf = 5;
+  upstream->welcome.slots = 64;
+  upstream->worker_key = *auth::FrameKey::create(job_secret(), 64);
+  upstream->threads = {address_of(99)};
+  upstream->sink = std::make_unique<NarrowSink>();
+  start(42, 0, 0, upstream);
+  for (uint32_t w = 0; w < kWorld; ++w)
+    receive(w, frame(w, 0, 0, 1));
+  for (uint32_t w = 0; w < kWorld; ++w) {
+    const auto& frames = replies(w);
+    ASSERT_EQ(frames.size(), 1u);
+    EXPECT_EQ(frames[0][2], ADDEND_FRAME_NOTICE);
+    EXPECT_EQ(frames[0][16], ADDEND_NOTICE_PATH | ADDEND_NOTICE_LEAF);
+    EXPECT_EQ(frames[0][14], 5);
+  }
+  EXPECT_EQ(take_ended().size(), 1u);
 }
 
 }  // namespace

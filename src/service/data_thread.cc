@@ -85,15 +85,24 @@ void DataThread::receive(DataPlane& plane, net::Inbox& inbox, uint64_t now) {
     plane.receive(from.from, from.bytes, from.segment, now);
 }
 
+void DataThread::receive_up(DataPlane& plane, net::Inbox& inbox, const DataPlane::Uplink& uplink) {
+  for (const net::Inbox::Datagrams& from : inbox.receive(*uplink.socket))
+    plane.receive_up(uplink.epoch, from.bytes, from.segment);
+}
+
 void DataThread::run() {
   OutboxSink sink(socket_);
   DataPlane plane(sink, on_ended_);
   net::Inbox inbox;
+  std::vector<DataPlane::Uplink> uplinks;
+  std::vector<pollfd> ready;
   uint64_t next_expiry_ns = 0, next_status_ns = 0;
   while (!stop_) {
-    pollfd ready[] = {{socket_.fd(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
+    ready.assign({{socket_.fd(), POLLIN, 0}, {wake_.get(), POLLIN, 0}});
+    for (const DataPlane::Uplink& uplink : uplinks)
+      ready.push_back({uplink.socket->fd(), POLLIN, 0});
     // Without patience there is nothing to expire, and the thread sleeps but for its status.
-    poll(ready, 2, plane.watches_time() ? 1 : 100);
+    poll(ready.data(), ready.size(), plane.watches_time() ? 1 : 100);
     // Before datagrams: a worker's first frames come right behind its welcome, which the control
     // thread sends when it has posted the epoch.
     if (ready[1].revents != 0) {
@@ -102,6 +111,10 @@ void DataThread::run() {
     }
     const uint64_t now = now_ns();
     if (ready[0].revents != 0) receive(plane, inbox, now);
+    for (std::size_t i = 0; i < uplinks.size(); ++i) {
+      if (ready[2 + i].revents != 0) receive_up(plane, inbox, uplinks[i]);
+    }
+    if (ready[1].revents != 0) uplinks = plane.uplinks();
     if (now >= next_expiry_ns) {
       plane.expire(now);
       next_expiry_ns = now + kMillisecondNs;

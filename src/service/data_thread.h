@@ -41,6 +41,7 @@ class DataThread {
   void run();
   void run_posted(DataPlane& plane);
   void receive(DataPlane& plane, net::Inbox& inbox, uint64_t now_ns);
+  static void receive_up(DataPlane& plane, net::Inbox& inbox, const DataPlane::Uplink& uplink);
 
   net::UdpSocket socket_;
   net::Descriptor wake_;

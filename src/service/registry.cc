@@ -71,13 +71,14 @@ Status check(const JobOptions& options) {
 }  // namespace
 
 Registry::Registry(std::vector<TenantOptions> tenants, uint32_t boot, DataThreads& threads,
-                   MessageSink& sink, LogSink log, SaveState save)
+                   MessageSink& sink, LogSink log, SaveState save, NextServer* next)
     : tenants_(std::move(tenants)),
       boot_(boot),
       threads_(threads),
       sink_(sink),
       log_(std::move(log)),
-      save_(std::move(save)) {}
+      save_(std::move(save)),
+      next_(next) {}
 
 Status Registry::restore(std::span<const uint8_t> state) {
   const auto jobs = decode_jobs(state);
@@ -171,12 +172,16 @@ Status Registry::create(const std::string& identity, const addend_control_job& m
   if (tenant == nullptr || identity != tenant->name) {
     return make_error(Errc::kUnavailable, "only a tenant may create jobs");
   }
-  const JobOptions options = options_of(message);
+  addend_control_job own = message;
+  uint32_t first_worker = 0;
+  ADDEND_TRY(to_home(own, first_worker));
+  const JobOptions options = options_of(own);
   if (jobs_.count({tenant->name, options.name}) > 0) {
     return make_error(Errc::kInvalidArgument, "there is a job named " + options.name);
   }
   ADDEND_TRY(admit(*tenant, options));
-  const Job& job = add(tenant->name, options);
+  Job& job = add(tenant->name, options);
+  job.first_worker = first_worker;
   // Before anybody is told: a job that was promised is there after a crash.
   const Status saved = save();
   if (!saved) {
@@ -251,18 +256,23 @@ Result<Registry::Job*> Registry::job_to_join(const std::string& identity,
 }
 
 ConnectionId Registry::holder_of(ConnectionId from, const std::string& identity,
-                                 const addend_control_join& join) const {
+                                 const addend_control_join& message) const {
   const TenantOptions* tenant = tenant_of(identity);
-  if (tenant == nullptr) return 0;
-  const auto found = jobs_.find({tenant->name, net::get_text(join.job.name)});
-  if (found == jobs_.end() || join.worker >= found->second.members.size()) return 0;
-  const ConnectionId there = found->second.members[join.worker].connection;
+  const auto join = at_home(message);
+  if (tenant == nullptr || !join) return 0;
+  const auto found = jobs_.find({tenant->name, net::get_text(join->job.name)});
+  if (found == jobs_.end() || join->worker >= found->second.members.size()) return 0;
+  const ConnectionId there = found->second.members[join->worker].connection;
   return there == from ? 0 : there;
 }
 
 Status Registry::join(ConnectionId from, const std::string& identity, const net::Address& peer,
-                      const addend_control_join& join, std::vector<uint32_t> positions) {
+                      const addend_control_join& message, std::vector<uint32_t> positions) {
   const auto before = workers_.find(from);
+  const bool held = holder_of(from, identity, message) != 0;
+  auto own = at_home(message);
+  if (!own) return own.error();
+  const addend_control_join& join = *own;
   if (before != workers_.end() && before->second.second != net::get_text(join.job.name)) {
     return make_error(Errc::kInvalidArgument, "a connection joins one job");
   }
@@ -270,15 +280,17 @@ Status Registry::join(ConnectionId from, const std::string& identity, const net:
   if (!found) return found.error();
   Job& job = **found;
   const Key key{job.tenant, job.options.name};
-  if (holder_of(from, identity, join) != 0) {
+  if (held) {
     log(LogLevel::kWarning, "worker refused: it is there already", job, join.worker);
     return make_error(Errc::kInvalidArgument,
-                      "worker " + std::to_string(join.worker) + " of job " + job.options.name +
+                      "worker " + std::to_string(message.worker) + " of job " + job.options.name +
                           " is there already, at " + job.members[join.worker].address.to_string() +
                           ": another run has this name, or an old process has to be ended");
   }
   // Whoever joins a running epoch has lost it, so the others cannot finish it either.
   if (job.epoch != 0) end_epoch(job, ADDEND_NOTICE_CLOSED, join.worker);
+  leave_upstream(job, false);
+  job.first_worker = message.worker - join.worker;
   Member& member = job.members[join.worker];
   member.connection = from;
   member.address = peer;
@@ -313,6 +325,7 @@ void Registry::leave(ConnectionId from) {
   forget(job, from);
   // The epoch goes on: others may still have to fetch results that this worker is in.
   if (job.epoch != 0) threads_.leave(job.epoch, number);
+  if (job.epoch == 0) leave_upstream(job, false);
   remove_if_done(key);
 }
 
@@ -330,6 +343,7 @@ void Registry::lost(ConnectionId from) {
                     [](const Member& member) { return member.connection != 0; }));
   const bool enough = job.options.quorum > 0 && left >= job.options.quorum;
   if (job.epoch != 0 && !enough) end_epoch(job, ADDEND_NOTICE_CLOSED, worker);
+  if (job.epoch == 0) leave_upstream(job, false);
   remove_if_done(key);
 }
 
@@ -338,6 +352,7 @@ void Registry::remove_if_done(const Key& key) {
   const bool anyone = std::any_of(job.members.begin(), job.members.end(),
                                   [](const Member& m) { return m.connection != 0; });
   if (anyone) return;
+  leave_upstream(job, true);
   for (const uint32_t epoch : {job.epoch, job.past_epoch}) {
     if (epoch == 0) continue;
     threads_.remove(epoch);

@@ -29,6 +29,24 @@ class MessageSink {
   virtual ~MessageSink() = default;
   virtual void send(ConnectionId to, addend_control_type type, std::span<const uint8_t> body,
                     std::span<const uint32_t> numbers) = 0;
+  /// Closes it without a word, as if the server had gone.
+  virtual void cut(ConnectionId connection) = 0;
+};
+
+/// The next server of a tree, as the registry of a leaf sees it.
+class NextServer {
+ public:
+  virtual ~NextServer() = default;
+  virtual uint32_t leaf() const = 0;
+  virtual uint32_t leaves() const = 0;
+  /// Joins a job there, as the one worker that this leaf is. Answered by Registry::upstream_joined
+  /// with the same number, then by at most one of upstream_ended and upstream_gone. `positions` are
+  /// what all workers of this leaf have done; empty: they begin anew.
+  virtual void join(uint32_t number, const std::string& name, const JobOptions& options,
+                    std::vector<uint32_t> positions) = 0;
+  /// Nothing more is answered. `done`: no worker is left, and nothing is wrong; otherwise the other
+  /// leaves are told that this one is lost.
+  virtual void leave(uint32_t number, bool done) = 0;
 };
 
 /// The data threads, as the registry sees them.
@@ -72,8 +90,9 @@ class Registry {
  public:
   /// `save` is given what restore takes, whenever a job that must outlive the process comes, goes
   /// or changes; it may be empty.
+  /// `next`: this server is a leaf, and every job is a job there, too; null: it is not.
   Registry(std::vector<TenantOptions> tenants, uint32_t boot, DataThreads& threads,
-           MessageSink& sink, LogSink log, SaveState save = {});
+           MessageSink& sink, LogSink log, SaveState save = {}, NextServer* next = nullptr);
 
   /// Takes up the jobs that an earlier registry saved, whatever the limits are now; those of
   /// tenants that are no more are dropped.
@@ -103,6 +122,14 @@ class Registry {
   /// An epoch ended in the data plane.
   void ended(const addend_frame_header& notice);
   Status drain(const std::string& identity, const addend_control_drain& which);
+
+  /// The next server has let us in: all workers get their welcome. Or not, and they are told why.
+  void upstream_joined(uint32_t number, Result<std::shared_ptr<Upstream>> upstream);
+  /// Its epoch is over, so ours is.
+  void upstream_ended(uint32_t number, const addend_control_ended& ended);
+  /// It has gone without a word. So do we, as far as the job's workers can tell: they come back
+  /// with their positions, and we go there with them.
+  void upstream_gone(uint32_t number);
 
   /// Takes nobody in any more; jobs without workers go.
   void close();
@@ -141,7 +168,9 @@ class Registry {
     bool draining = false;
     uint32_t epoch = 0;          // 0: gathering
     uint32_t past_epoch = 0;     // ended, but still answered with its notice
+    uint32_t uplink = 0;         // a leaf: joining or in the next server's epoch; 0: neither
     uint32_t payload_bytes = 0;  // of the epoch
+    uint32_t first_worker = 0;   // of the members, in a tree
     std::vector<Member> members;
     std::vector<aggregate::Table> tables;
     uint64_t memory_bytes = 0;
@@ -160,13 +189,22 @@ class Registry {
   Result<Job*> job_to_join(const std::string& identity, const addend_control_join& join);
   Status ask_for_path(Job& job, uint32_t worker);
   Error refuse_path(Job& job, uint32_t worker);
-  Status start_epoch(Job& job);
-  Result<std::shared_ptr<JobEpoch>> make_epoch(const Job& job, const auth::Secret& secret) const;
+  Status begin(Job& job);
+  Status ask_upstream(Job& job, const Resume& resume);
+  Status start_epoch(Job& job, const Resume& resume, std::shared_ptr<Upstream> upstream);
+  Result<std::shared_ptr<JobEpoch>> make_epoch(const Job& job, const auth::Secret& secret,
+                                               std::shared_ptr<Upstream> upstream) const;
   Result<std::vector<aggregate::Slots>> make_parts(const aggregate::SlotsOptions& job,
                                                    std::span<const uint32_t> positions) const;
   Status send_welcomes(Job& job, const JobEpoch& epoch, const auth::Secret& secret,
                        const Resume& resume);
   void end_epoch(Job& job, addend_notice why, uint32_t worker);
+  /// A leaf has some of a job's workers: which are they here? Otherwise as they are.
+  Result<addend_control_join> at_home(addend_control_join join) const;
+  Status to_home(addend_control_job& job, uint32_t& first_worker) const;
+  Job* job_of_uplink(uint32_t number);
+  void leave_upstream(Job& job, bool done);
+  void dismiss(Job& job, const Error& error, uint32_t but);
   /// REQUIRES: the connection is one of the job's workers'.
   static uint32_t number_of(const Job& job, ConnectionId connection);
   void forget(Job& job, ConnectionId connection);
@@ -179,6 +217,8 @@ class Registry {
   MessageSink& sink_;
   LogSink log_;
   SaveState save_;
+  NextServer* next_;
+  uint32_t uplinks_ = 0;  // numbers that were given
   bool closed_ = false;
   std::map<Key, Job> jobs_;
   std::map<ConnectionId, Key> workers_;

@@ -97,7 +97,7 @@ Status Registry::path(ConnectionId from, const addend_control_path& path) {
   member->payload_bytes = path.payload_bytes;
   const bool all = std::all_of(job.members.begin(), job.members.end(),
                                [](const Member& m) { return m.payload_bytes > 0; });
-  return all ? start_epoch(job) : Status{};
+  return all ? begin(job) : Status{};
 }
 
 // The caller's own connection gets the error as the answer to its message.
@@ -119,27 +119,40 @@ Error Registry::refuse_path(Job& job, uint32_t worker) {
            std::to_string(job.members[worker].address.port()) + " blocked?";
   }
   log(LogLevel::kWarning, "path blocked: " + text, job, worker);
+  const Error error = make_error(Errc::kUnavailable, text);
+  dismiss(job, error, worker);
+  return error;
+}
+
+// Tells the job's workers, but one, and forgets them all.
+void Registry::dismiss(Job& job, const Error& error, uint32_t but) {
   addend_control_failed failed{};
-  failed.code = static_cast<uint32_t>(Errc::kUnavailable);
-  net::put_text(failed.text, text);
+  failed.code = static_cast<uint32_t>(error.code);
+  net::put_text(failed.text, error.message);
   const Key key{job.tenant, job.options.name};
   for (uint32_t w = 0; w < job.options.world; ++w) {
     const ConnectionId connection = job.members[w].connection;
     if (connection == 0) continue;
-    if (w != worker) sink_.send(connection, ADDEND_CONTROL_FAILED, bytes_of(failed), {});
+    if (w != but) sink_.send(connection, ADDEND_CONTROL_FAILED, bytes_of(failed), {});
     forget(job, connection);
   }
   remove_if_done(key);
-  return make_error(Errc::kUnavailable, text);
 }
 
-Result<std::shared_ptr<JobEpoch>> Registry::make_epoch(const Job& job,
-                                                       const auth::Secret& secret) const {
+Result<std::shared_ptr<JobEpoch>> Registry::make_epoch(const Job& job, const auth::Secret& secret,
+                                                       std::shared_ptr<Upstream> upstream) const {
   const TenantOptions& tenant = *tenant_of(job.tenant);
   auto epoch = std::make_shared<JobEpoch>();
   epoch->slots = slots_of(job.options, tenant.floats);
   for (const Member& member : job.members)
     epoch->slots.payload_bytes = std::min(epoch->slots.payload_bytes, member.payload_bytes);
+  if (upstream) {
+    epoch->slots.relays = true;
+    epoch->slots.ops &= upstream->welcome.ops;
+    epoch->slots.payload_bytes =
+        std::min(epoch->slots.payload_bytes, upstream->welcome.payload_bytes);
+    epoch->upstream = std::move(upstream);
+  }
   epoch->slots.boot = boot_;
   epoch->packets_per_s = tenant.packets_per_s;
   while (epoch->slots.epoch == 0 || used_epochs_.count(epoch->slots.epoch) > 0) {
@@ -182,12 +195,17 @@ Result<std::vector<aggregate::Slots>> Registry::make_parts(
   return parts;
 }
 
-Status Registry::start_epoch(Job& job) {
+// All workers are here, and know what their paths carry.
+Status Registry::begin(Job& job) {
+  const Resume resume = resume_of(job.members, job.options.slots);
+  return next_ == nullptr ? start_epoch(job, resume, nullptr) : ask_upstream(job, resume);
+}
+
+Status Registry::start_epoch(Job& job, const Resume& resume, std::shared_ptr<Upstream> upstream) {
   auto secret = auth::random_secret();
   if (!secret) return secret.error();
-  auto epoch = make_epoch(job, *secret);
+  auto epoch = make_epoch(job, *secret, std::move(upstream));
   if (!epoch) return epoch.error();
-  const Resume resume = resume_of(job.members, job.options.slots);
   auto parts = make_parts((*epoch)->slots, resume.positions);
   if (!parts) return parts.error();
   if (job.past_epoch != 0) {
@@ -218,6 +236,8 @@ Status Registry::send_welcomes(Job& job, const JobEpoch& epoch, const auth::Secr
   welcome.patience_ns = epoch.slots.patience_ns;
   welcome.quorum = epoch.slots.quorum;
   welcome.packets_per_s = epoch.packets_per_s;
+  welcome.first_worker = job.first_worker;
+  welcome.world = job.options.world;
   for (uint32_t t = 0; t < welcome.threads; ++t)
     welcome.port[t] = threads_.port(t);
   auto result = auth::derive_secret(secret, "result", 0);
@@ -256,6 +276,7 @@ Result<uint32_t> Registry::table(ConnectionId from, const addend_control_table& 
 
 void Registry::end_epoch(Job& job, addend_notice why, uint32_t worker) {
   threads_.end(job.epoch, why, worker);
+  leave_upstream(job, false);
   job.past_epoch = job.epoch;
   job.epoch = 0;
   const addend_control_ended body{static_cast<uint32_t>(why), worker};

@@ -23,6 +23,7 @@
 #include "service/data_thread.h"
 #include "service/http.h"
 #include "service/status.h"
+#include "service/uplinks.h"
 
 namespace addend::service {
 namespace {
@@ -132,6 +133,30 @@ class RunningThreads final : public DataThreads {
   std::vector<std::unique_ptr<DataThread>> threads_;
 };
 
+Status check_upstream(const ServerOptions& options) {
+  const UpstreamOptions& upstream = options.upstream;
+  if (upstream.address.empty()) return {};
+  if (!options.xdp_interface.empty()) {
+    return make_error(
+        Errc::kUnsupported,
+        "a leaf of a tree folds in its data thread: --upstream does not go with --xdp");
+  }
+  if (options.threads != 1) {
+    return make_error(Errc::kUnsupported,
+                      "a leaf of a tree has one data thread: --upstream does not go with several");
+  }
+  if (upstream.leaves == 0 || upstream.leaves > ADDEND_MAX_JOB_WORKERS ||
+      upstream.leaf >= upstream.leaves) {
+    return make_error(Errc::kInvalidArgument,
+                      "a tree has 1 to 64 leaves, and they are numbered from 0");
+  }
+  if (!upstream.key.is_set() || upstream.identity.empty()) {
+    return make_error(Errc::kInvalidArgument, "a leaf needs an identity and a key at " +
+                                                  upstream.address + ", the next server");
+  }
+  return {};
+}
+
 Status check(const ServerOptions& options) {
   if (options.threads == 0 || options.threads > ADDEND_CONTROL_MAX_THREADS) {
     return make_error(Errc::kInvalidArgument, "a server has 1 to 64 data threads");
@@ -141,6 +166,7 @@ Status check(const ServerOptions& options) {
                       "the data threads would take ports up to " +
                           std::to_string(options.data_port + options.threads - 1));
   }
+  ADDEND_TRY(check_upstream(options));
   if (options.max_connections == 0) {
     return make_error(Errc::kInvalidArgument, "a server without connections has nothing to do");
   }
@@ -171,12 +197,13 @@ class RunningServer final : public Server {
   ~RunningServer() override {
     http_.reset();
     // Each calls the other: the data threads lose their way to the control plane, then it goes, and
-    // then nobody posts to them any more.
+    // then nobody posts to them any more. So do the connections to the next server.
     {
       const std::lock_guard lock(ended_mutex_);
       ended_to_ = nullptr;
     }
     control_.reset();
+    uplinks_.reset();
     threads_.stop();
   }
 
@@ -242,9 +269,12 @@ class RunningServer final : public Server {
 
   // Runs on a data thread.
   void on_ended(const addend_frame_header& notice) {
+    post([notice](Registry& registry) { registry.ended(notice); });
+  }
+  // From threads that the control thread may be waiting for.
+  void post(std::function<void(Registry&)> work) {
     const std::lock_guard lock(ended_mutex_);
-    if (ended_to_ == nullptr) return;
-    ended_to_->post([notice](Registry& registry) { registry.ended(notice); });
+    if (ended_to_ != nullptr) ended_to_->post(std::move(work));
   }
 
   static ControlOptions control_options(const ServerOptions& options, const net::Address& address) {
@@ -259,12 +289,21 @@ class RunningServer final : public Server {
 
   Status start_control(const ServerOptions& options, net::Address address) {
     address.set_port(options.control_port);
+    if (!options.upstream.address.empty()) {
+      // Where it is now: a running server may have no way to ask for names.
+      const auto next = net::resolve(options.upstream.address);
+      if (!next) return next.error();
+      UpstreamOptions upstream = options.upstream;
+      upstream.address = next->to_string();
+      uplinks_ = std::make_unique<Uplinks>(
+          upstream, [this](std::function<void(Registry&)> work) { post(std::move(work)); });
+    }
     Status restored;
     auto started = Control::start(
         control_options(options, address),
         [&](MessageSink& sink) {
           auto registry = std::make_unique<Registry>(options.tenants, boot_, threads_, sink, log_,
-                                                     options.save_state);
+                                                     options.save_state, uplinks_.get());
           if (!options.state.empty()) restored = registry->restore(options.state);
           return registry;
         },
@@ -339,6 +378,7 @@ class RunningServer final : public Server {
   LogSink log_;
   std::atomic<bool> draining_{false};
   RunningThreads threads_;
+  std::unique_ptr<Uplinks> uplinks_;  // outlives the control plane, whose thread it belongs to
   std::unique_ptr<Control> control_;
   std::mutex ended_mutex_;
   Control* ended_to_ = nullptr;  // guarded by ended_mutex_

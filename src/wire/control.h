@@ -12,6 +12,7 @@
 #define ADDEND_CONTROL_KEY_BYTES 32
 #define ADDEND_CONTROL_MAX_THREADS 64
 #define ADDEND_CONTROL_MAX_SLOTS 65536
+#define ADDEND_CONTROL_MAX_WORKERS 4096 /* of a tree: 64 leaves of 64 workers */
 
 typedef enum addend_control_type {
   ADDEND_CONTROL_JOIN = 1,     /* worker: addend_control_join, then `positions` numbers */
@@ -91,6 +92,8 @@ typedef struct addend_control_welcome {
   uint64_t patience_ns;
   uint32_t quorum;
   uint32_t packets_per_s; /* granted to this worker at each port; 0: no limit */
+  uint32_t first_worker;  /* of this server's; in frames and notices it is worker 0 */
+  uint32_t world;         /* workers of this server; the job has more if it is a leaf of a tree */
   uint16_t port[ADDEND_CONTROL_MAX_THREADS];
   uint8_t worker_secret[ADDEND_CONTROL_KEY_BYTES];
   uint8_t result_secret[ADDEND_CONTROL_KEY_BYTES];

@@ -72,7 +72,8 @@ typedef enum addend_notice {
   ADDEND_NOTICE_TIMEOUT = 1,  /* a worker's contribution did not come in time */
   ADDEND_NOTICE_MISMATCH = 2, /* a worker sent another operation, length or table than the others */
   ADDEND_NOTICE_CLOSED = 3,   /* the job was drained, or a worker left it */
-  ADDEND_NOTICE_PATH = 4      /* the path to a worker no longer carries the job's frames */
+  ADDEND_NOTICE_PATH = 4,     /* the path to a worker no longer carries the job's frames */
+  ADDEND_NOTICE_LEAF = 128    /* added to these: the worker is a leaf of the job's tree */
 } addend_notice;
 
 /* Why an aggregator did not fold a frame; every data plane counts by these. */

@@ -50,10 +50,16 @@ inline constexpr uint32_t kStranger = 255;  ///< a source that no worker registe
 
 /// Something that happens to an aggregator.
 struct Event {
-  enum class Kind : uint8_t { kIn, kExpire, kEnd } kind = Kind::kIn;
+  enum class Kind : uint8_t { kIn, kUp, kExpire, kEnd } kind = Kind::kIn;
   uint64_t at_ns = 0;
   uint32_t worker = 0;  ///< kIn: whose address it comes from; kEnd: whom the notice names
-  Datagram frame;       ///< kIn
+  Datagram frame;       ///< kIn, kUp: from the next aggregator
+};
+
+/// The next aggregator's epoch of a leaf's job.
+struct UpstreamJob {
+  uint32_t epoch = 0, boot = 0, leaf = 0, leaves = 1;
+  Datagram secret{};
 };
 
 struct Trace {
@@ -62,6 +68,7 @@ struct Trace {
   Datagram secret;
   std::map<uint32_t, aggregate::Table> tables;
   std::vector<Event> events;
+  std::optional<UpstreamJob> upstream;  ///< of a leaf
 };
 
 /// The keys that a job's frames are tagged with.
@@ -69,19 +76,20 @@ struct TraceKeys {
   std::vector<auth::FrameKey> workers;
   auth::FrameKey result;
 };
-inline TraceKeys keys_of(const Trace& trace) {
+inline TraceKeys keys_of(const Datagram& job_secret, uint32_t world) {
   const auth::Secret secret(
-      std::span<const uint8_t, auth::Secret::kBytes>(trace.secret.data(), auth::Secret::kBytes));
+      std::span<const uint8_t, auth::Secret::kBytes>(job_secret.data(), auth::Secret::kBytes));
   const auto key = [&](const char* purpose, uint32_t number) {
     return *auth::FrameKey::create(*auth::derive_secret(secret, purpose, number),
                                    ADDEND_FRAME_MAX_PAYLOAD_BYTES);
   };
   TraceKeys keys;
-  for (uint32_t w = 0; w < trace.job.world; ++w)
+  for (uint32_t w = 0; w < world; ++w)
     keys.workers.push_back(key("worker", w));
   keys.result = key("result", 0);
   return keys;
 }
+inline TraceKeys keys_of(const Trace& trace) { return keys_of(trace.secret, trace.job.world); }
 
 /// A header in the machine's byte order and a payload, as they travel.
 inline Datagram tagged_frame(addend_frame_header header, std::span<const uint8_t> payload,
@@ -101,6 +109,7 @@ struct Response {
     bool everyone = false;
     uint32_t worker = 0;
     Datagram frame;
+    bool up = false;  // to the next aggregator
   };
   std::vector<Out> out;
 };
@@ -126,6 +135,7 @@ class PlanePlayer final : public TracePlayer, private service::FrameSink {
       workers.push_back(address(w));
     auto job = std::make_shared<service::JobEpoch>(
         service::JobEpoch{trace.job, std::move(keys.workers), std::move(keys.result), workers, 0});
+    if (trace.upstream) job->upstream = upstream_of(trace);
     std::unique_ptr<dataplane::DriverPart> part;
     if (driver) {
       wire_.emplace(driver, address(0), *net::resolve(host_[0] == '1' ? "10.0.0.2" : "fd00::2", 0));
@@ -146,9 +156,13 @@ class PlanePlayer final : public TracePlayer, private service::FrameSink {
   Response play(const Event& event) override {
     const auto before = refused();
     sent_.clear();
+    up_.clear();
     switch (event.kind) {
       case Event::Kind::kIn:
         arrive(event);
+        break;
+      case Event::Kind::kUp:
+        plane_.receive_up(epoch_, event.frame, 1u << 16);
         break;
       case Event::Kind::kExpire:
         plane_.expire(event.at_ns);
@@ -164,6 +178,8 @@ class PlanePlayer final : public TracePlayer, private service::FrameSink {
       if (after[i] != before[i]) response.refusal = static_cast<addend_refusal>(i);
     }
     collect(response);
+    for (const Datagram& frame : up_)
+      response.out.push_back({false, 0, frame, true});
     return response;
   }
 
@@ -185,6 +201,36 @@ class PlanePlayer final : public TracePlayer, private service::FrameSink {
  private:
   net::Address address(uint32_t worker) const {
     return *net::resolve(host_, static_cast<uint16_t>(7000 + worker));
+  }
+  class UpSink final : public service::FrameSink {
+   public:
+    explicit UpSink(std::vector<Datagram>& frames) : frames_(frames) {}
+    void send(const net::Address&, std::span<const uint8_t> bytes, uint32_t segment) override {
+      for (std::size_t at = 0; at < bytes.size(); at += segment) {
+        const auto frame = bytes.subspan(at, std::min<std::size_t>(segment, bytes.size() - at));
+        frames_.emplace_back(frame.begin(), frame.end());
+      }
+    }
+    void flush() override {}
+
+   private:
+    std::vector<Datagram>& frames_;
+  };
+  std::shared_ptr<service::Upstream> upstream_of(const Trace& trace) {
+    const UpstreamJob& from = *trace.upstream;
+    TraceKeys keys = keys_of(from.secret, from.leaves);
+    auto upstream = std::make_shared<service::Upstream>();
+    upstream->welcome.epoch = from.epoch;
+    upstream->welcome.boot = from.boot;
+    upstream->welcome.slots = trace.job.slots;
+    upstream->welcome.payload_bytes = trace.job.payload_bytes;
+    upstream->leaf = from.leaf;
+    upstream->leaves = from.leaves;
+    upstream->worker_key = std::move(keys.workers[from.leaf]);
+    upstream->result_key = std::move(keys.result);
+    upstream->threads = {address(1000)};
+    upstream->sink = std::make_unique<UpSink>(up_);
+    return upstream;
   }
   void arrive(const Event& event) {
     using Kind = DriverWire::Outcome::Kind;
@@ -236,6 +282,7 @@ class PlanePlayer final : public TracePlayer, private service::FrameSink {
   uint64_t taken_by_driver_ = 0;
   std::string wrong_;
   std::map<uint32_t, std::vector<Datagram>> sent_;
+  std::vector<Datagram> up_;  // to the next aggregator
 };
 
 /// The state machine alone, for frames whose source and tag were found right by others.
@@ -245,6 +292,7 @@ class SlotsPlayer final : public TracePlayer {
       : slots_(*aggregate::Slots::create(trace.job)), result_key_(keys_of(trace).result) {
     for (const auto& [number, table] : trace.tables)
       slots_.set_table(number, table);
+    if (trace.upstream) upstream_ = *trace.upstream;
   }
 
   /// REQUIRES: a frame has a header at least.
@@ -263,6 +311,14 @@ class SlotsPlayer final : public TracePlayer {
         add(response, event.worker, outcome.reply);
         break;
       }
+      case Event::Kind::kUp: {
+        const addend_frame_header header = addend_frame_read(event.frame.data());
+        const aggregate::Outcome outcome =
+            slots_.take_result(header, event.frame.data() + sizeof(header));
+        response.refusal = outcome.refusal;
+        add(response, 0, outcome.reply);
+        break;
+      }
       case Event::Kind::kExpire:
         while (slots_.expire(event.at_ns, reply))
           add(response, 0, reply);
@@ -279,12 +335,25 @@ class SlotsPlayer final : public TracePlayer {
  private:
   void add(Response& response, uint32_t sender, const aggregate::Reply& reply) {
     if (reply.audience == aggregate::Audience::kNobody) return;
+    if (reply.audience == aggregate::Audience::kUpstream) {
+      addend_frame_header header = reply.header;
+      header.epoch = upstream_.epoch;
+      header.boot = upstream_.boot;
+      header.worker = static_cast<uint8_t>(upstream_.leaf);
+      header.world = static_cast<uint8_t>(upstream_.leaves);
+      header.contributors = uint64_t{1} << upstream_.leaf;
+      const TraceKeys keys = keys_of(upstream_.secret, upstream_.leaves);
+      response.out.push_back(
+          {false, 0, tagged_frame(header, reply.payload, keys.workers[upstream_.leaf]), true});
+      return;
+    }
     response.out.push_back({reply.audience == aggregate::Audience::kEveryone, sender,
-                            tagged_frame(reply.header, reply.payload, result_key_)});
+                            tagged_frame(reply.header, reply.payload, result_key_), false});
   }
 
   aggregate::Slots slots_;
   auth::FrameKey result_key_;
+  UpstreamJob upstream_;
 };
 
 inline std::string response_text(const Response& response) {
@@ -292,8 +361,11 @@ inline std::string response_text(const Response& response) {
   if (response.refusal != ADDEND_REFUSAL_NONE)
     text += std::string("  refused ") + service::refusal_name(response.refusal) + "\n";
   for (const Response::Out& out : response.out)
-    text += "  out " + (out.everyone ? "all" : std::to_string(out.worker)) + " " +
-            frame_text(out.frame) + "\n";
+    text += "  out " +
+            (out.up         ? "up"
+             : out.everyone ? "all"
+                            : std::to_string(out.worker)) +
+            " " + frame_text(out.frame) + "\n";
   return text;
 }
 
@@ -304,6 +376,8 @@ inline std::string event_text(const Event& event) {
       return at + "in " +
              (event.worker == kStranger ? std::string("stranger") : std::to_string(event.worker)) +
              " " + frame_text(event.frame) + "\n";
+    case Event::Kind::kUp:
+      return at + "up " + frame_text(event.frame) + "\n";
     case Event::Kind::kExpire:
       return at + "expire\n";
     case Event::Kind::kEnd:
@@ -321,6 +395,11 @@ inline std::string job_text(const Trace& trace) {
       << " first_slot " << job.first_slot << " slots " << job.slots << " payload "
       << job.payload_bytes << " ops " << job.ops << " patience_ns " << job.patience_ns << " quorum "
       << job.quorum << "\nsecret " << hex(trace.secret) << "\n";
+  if (trace.upstream) {
+    out << "upstream epoch " << trace.upstream->epoch << " boot " << trace.upstream->boot
+        << " leaf " << trace.upstream->leaf << " leaves " << trace.upstream->leaves << " secret "
+        << hex(trace.upstream->secret) << "\n";
+  }
   for (const auto& [number, table] : trace.tables) {
     out << "table " << number;
     for (const uint16_t entry : table)
@@ -360,6 +439,12 @@ inline std::optional<Trace> parse_trace(const std::string& text) {
     } else if (word == "secret") {
       words >> word;
       trace.secret = from_hex(word);
+    } else if (word == "upstream") {
+      UpstreamJob& up = trace.upstream.emplace();
+      trace.job.relays = true;
+      words >> word >> up.epoch >> word >> up.boot >> word >> up.leaf >> word >> up.leaves >> word;
+      words >> word;
+      up.secret = from_hex(word);
     } else if (word == "table") {
       uint32_t number = 0;
       words >> number;
@@ -369,12 +454,15 @@ inline std::optional<Trace> parse_trace(const std::string& text) {
       Event event;
       words >> event.at_ns >> word;
       event.kind = word == "in"       ? Event::Kind::kIn
+                   : word == "up"     ? Event::Kind::kUp
                    : word == "expire" ? Event::Kind::kExpire
                                       : Event::Kind::kEnd;
       if (event.kind == Event::Kind::kEnd) words >> word >> event.worker;
       if (event.kind == Event::Kind::kIn) {
         words >> word;
         event.worker = word == "stranger" ? kStranger : static_cast<uint32_t>(std::stoul(word));
+      }
+      if (event.kind == Event::Kind::kIn || event.kind == Event::Kind::kUp) {
         for (std::string part; words >> part;) {
           const Datagram bytes = from_hex(part);
           event.frame.insert(event.frame.end(), bytes.begin(), bytes.end());

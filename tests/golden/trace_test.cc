@@ -57,6 +57,41 @@ class Scene {
     trace_.events.push_back({Event::Kind::kIn, now_ += 1000, source, std::move(datagram)});
     return *this;
   }
+  /// The job is a leaf's.
+  void upstream(UpstreamJob job) {
+    trace_.job.relays = true;
+    job.secret = trace_.secret;
+    for (uint8_t& byte : job.secret)
+      byte = static_cast<uint8_t>(byte ^ 0x5A);
+    trace_.upstream = std::move(job);
+  }
+  /// A result from the next aggregator.
+  Scene& up(uint32_t slot, uint32_t turn, Op op, const Datagram& payload, const Bend& bend = {}) {
+    const UpstreamJob& job = *trace_.upstream;
+    aggregate::SlotsOptions options;
+    options.epoch = job.epoch;
+    options.boot = job.boot;
+    options.world = job.leaves;
+    Packet packet = contribution(options, 0, slot, turn, op, payload);
+    packet.header.kind = ADDEND_FRAME_RESULT;
+    packet.header.worker = ADDEND_FRAME_EVERYONE;
+    packet.header.count = static_cast<uint8_t>(job.leaves);
+    packet.header.contributors = (uint64_t{1} << job.leaves) - 1;
+    if (bend) bend(packet);
+    trace_.events.push_back(
+        {Event::Kind::kUp, now_ += 1000, 0,
+         tagged_frame(packet.header, packet.payload, keys_of(job.secret, job.leaves).result)});
+    return *this;
+  }
+  Scene& forged_up(uint32_t slot, uint32_t turn, Op op, const Datagram& payload) {
+    up(slot, turn, op, payload);
+    trace_.events.back().frame.back() ^= 1;
+    return *this;
+  }
+  Scene& wait(uint64_t ns) {
+    now_ += ns;
+    return *this;
+  }
   Scene& expire(uint64_t after_ns) {
     trace_.events.push_back({Event::Kind::kExpire, now_ += after_ns, 0, {}});
     return *this;
@@ -327,6 +362,33 @@ Trace refusals() {
   return scene.take();
 }
 
+Trace leaf() {
+  Scene scene(
+      {"A leaf, worker 1 of 2 at the next aggregator. Its complete turns go up, table sums as "
+       "plain",
+       "sums; meanwhile duplicates are not answered, and after a millisecond sent up again. What",
+       "comes down is the result, once: copies, other shapes and forgeries change nothing."},
+      2);
+  scene.upstream({0x21222324, 0x61626364, 1, 2});
+  scene.table(0, kWideTable);
+  scene.in(0, 1, 0, 5).in(1, 1, 0, 6).in(0, 1, 0, 5).in(0, 1, 1, 7);
+  scene.wait(1'000'000).in(1, 1, 0, 6).in(0, 1, 0, 5);
+  const Datagram sum = Scene::lanes<int32_t>({100, -100});
+  scene.up(1, 0, Op::kSumI32, Scene::lanes<int32_t>({1}));
+  scene.up(1, 0, Op::kSumU8, sum);
+  scene.up(1, 0, Op::kSumI32, sum, [](Packet& p) { p.header.flags = ADDEND_FRAME_PARTIAL; });
+  scene.forged_up(1, 0, Op::kSumI32, sum);
+  scene.up(1, 2, Op::kSumI32, sum).up(7, 0, Op::kSumI32, sum);
+  scene.up(1, 0, Op::kSumI32, sum).up(1, 0, Op::kSumI32, sum);
+  scene.in(0, 1, 0, 5).in(0, 1, 1, 7).in(1, 1, 1, 8);
+  scene.up(1, 0, Op::kSumI32, sum).up(1, 1, Op::kSumI32, Scene::lanes<int32_t>({200, -200}));
+  for (uint32_t w = 0; w < 2; ++w)
+    scene.in(w, 0, 0, Op::kTableSumU16, {0x10, 0xFE});
+  scene.up(0, 0, Op::kSumU16, Scene::lanes<uint16_t>({1, 2, 3, 4}));
+  scene.in(0, 2, 0, 1).end(1).up(1, 1, Op::kSumI32, sum);
+  return scene.take();
+}
+
 std::map<std::string, Trace> scenes() {
   const auto table = [](Packet& p) { p.header.flags = 1 << ADDEND_FRAME_TABLE_SHIFT; };
   std::map<std::string, Trace> all;
@@ -343,6 +405,7 @@ std::map<std::string, Trace> scenes() {
   all["mismatch_length"] = mismatch("length", {}, Op::kTableSumU8, {0x21});
   all["mismatch_table"] = mismatch("table", table, Op::kTableSumU8, {0x21, 0x43});
   all["ended"] = ended();
+  all["leaf"] = leaf();
   all["refusals"] = refusals();
   return all;
 }
@@ -397,6 +460,7 @@ TEST(Trace, ServerAndDriverTogetherDoWhatIsStored) {
     for (const auto& [name, text] : stored()) {
       const auto trace = parse_trace(text);
       ASSERT_TRUE(trace) << name;
+      if (trace->upstream) continue;  // a leaf has no driver
       PlanePlayer player(*trace, *driver, host);
       EXPECT_EQ(play(*trace, player), text) << name << " " << host;
       EXPECT_EQ(player.wrong(), "") << name << " " << host;
@@ -458,14 +522,16 @@ TEST(Trace, TheStoredEventsAreTheScenes) {
 TEST(Trace, TheTracesVisitEverything) {
   std::set<addend_refusal> refusals;
   std::set<int> ops, notices;
-  uint64_t partial = 0, answered = 0;
+  uint64_t partial = 0, answered = 0, relayed = 0;
   for (const auto& [name, trace] : scenes()) {
     PlanePlayer player(trace);
     for (const Event& event : trace.events) {
       const Response response = player.play(event);
       refusals.insert(response.refusal);
-      for (const Response::Out& out : response.out)
-        (out.frame[2] == ADDEND_FRAME_RESULT ? ops : notices).insert(out.frame[16]);
+      for (const Response::Out& out : response.out) {
+        relayed += out.up ? 1 : 0;
+        if (!out.up) (out.frame[2] == ADDEND_FRAME_RESULT ? ops : notices).insert(out.frame[16]);
+      }
     }
     partial += player.counters().partial;
     answered += player.counters().answered;
@@ -476,6 +542,7 @@ TEST(Trace, TheTracesVisitEverything) {
   EXPECT_EQ(notices.size(), 3u);
   EXPECT_GT(partial, 0u);
   EXPECT_GT(answered, 0u);
+  EXPECT_GT(relayed, 0u);
 }
 
 }  // namespace

@@ -23,6 +23,9 @@ class SlotsMachine {
   aggregate::Outcome handle(const Packet& packet, uint64_t now_ns) {
     return deliver(slots_, packet, now_ns);
   }
+  aggregate::Outcome take_result(const Packet& packet) {
+    return slots_.take_result(packet.header, packet.payload.data());
+  }
   bool expire(uint64_t now_ns, aggregate::Reply& reply) { return slots_.expire(now_ns, reply); }
   aggregate::Counters counters() const { return slots_.counters(); }
 
@@ -47,8 +50,11 @@ class SlotsAgainstReference {
 
   /// One random event; false if the two disagree.
   bool step() {
-    now_ns_ += 1 + draw_(4) * 10;
+    now_ns_ += (1 + draw_(4) * 10) * time_scale();
     if (draw_(16) == 0) return same_expiry();
+    if constexpr (kMayRelay) {
+      if (options_.relays && draw_(4) == 0) return same_result();
+    }
     // Mostly near the front of the slot, sometimes many turns off or absurd.
     const uint32_t slot = options_.first_slot + draw_(options_.slots);
     uint32_t& front = fronts_[slot - options_.first_slot];
@@ -74,8 +80,17 @@ class SlotsAgainstReference {
   }
 
   const Machine& machine() const { return machine_; }
+  bool relays() const { return options_.relays; }
 
  private:
+  // Leaves of a tree are machines that take results.
+  static constexpr bool kMayRelay = requires(Machine & machine, const Packet& packet) {
+    machine.take_result(packet);
+  };
+
+  // A leaf asks upstream again after a while.
+  uint64_t time_scale() const { return options_.relays ? 20000 : 1; }
+
   aggregate::SlotsOptions draw_options() {
     aggregate::SlotsOptions options;
     options.epoch = 1 + draw_(1000);
@@ -88,6 +103,10 @@ class SlotsAgainstReference {
     const uint32_t policy = draw_(3);
     if (policy > 0) options.patience_ns = 100 + draw_(400);
     if (policy > 1) options.quorum = 1 + draw_(options.world);
+    if constexpr (kMayRelay) {
+      options.relays = policy < 2 && draw_(3) == 0;
+      if (options.relays) options.patience_ns *= 20000;
+    }
     fronts_.assign(options.slots, 0);
     choose_shape();
     return options;
@@ -99,9 +118,31 @@ class SlotsAgainstReference {
     table_ = draw_(2);
   }
 
+  // From upstream: mostly of the turn that waits for it, and of its shape.
+  bool same_result() {
+    const uint32_t slot = options_.first_slot + draw_(options_.slots);
+    uint32_t& front = fronts_[slot - options_.first_slot];
+    const uint32_t turn = front + (draw_(4) == 0 ? draw_(4) - 2 : 0);
+    const uint32_t lanes = addend_frame_lanes(static_cast<uint8_t>(op_), length_);
+    Packet packet = contribution(
+        options_, 0, slot, turn, op_,
+        payload_for(7, 0, slot, turn, static_cast<uint32_t>(op_sum_bytes(op_, lanes))));
+    if (op_ == Op::kTableSumU8) packet.header.op = ADDEND_OP_SUM_U8;
+    if (op_ == Op::kTableSumU16) packet.header.op = ADDEND_OP_SUM_U16;
+    if (draw_(64) == 0) packet.header.flags |= ADDEND_FRAME_PARTIAL;
+    const bool good = same_answer(machine_.take_result(packet), reference_.take_result(packet));
+    if (closed_) {
+      ++front;
+      if (draw_(64) == 0) choose_shape();
+    }
+    return good;
+  }
+
   bool same_outcome(const Packet& packet) {
-    const aggregate::Outcome outcome = machine_.handle(packet, now_ns_);
-    const ReferenceSlots::Answer answer = reference_.handle(packet, now_ns_);
+    return same_answer(machine_.handle(packet, now_ns_), reference_.handle(packet, now_ns_));
+  }
+
+  bool same_answer(const aggregate::Outcome& outcome, const ReferenceSlots::Answer& answer) {
     closed_ = outcome.reply.audience == aggregate::Audience::kEveryone;
     ++refused_[outcome.refusal];
     return outcome.refusal == answer.refusal && same(outcome.reply, answer) &&

@@ -43,10 +43,28 @@ class ReferenceSlots {
         heard_.insert(packet.header.worker);
         return {ADDEND_REFUSAL_LATE};
       }
-      turns.push_back({packet, now_ns, opened_++, {}, false, false});
+      turns.push_back({packet, now_ns, opened_++, {}, false, false, false, {}});
     }
     if (turn >= turns.size() || turn + 2 < turns.size()) return out_of_turn(turns, packet);
-    return contribute(turns[turn], packet);
+    return contribute(turns[turn], packet, now_ns);
+  }
+
+  /// A leaf's: a result from upstream.
+  Answer take_result(const Packet& packet) {
+    if (ended_) return {ADDEND_REFUSAL_ENDED};
+    std::vector<Turn>& turns = slots_[packet.header.slot];
+    const uint64_t number = packet.header.turn;
+    if (number >= turns.size() || number + 2 < turns.size()) return {ADDEND_REFUSAL_TURN};
+    Turn& turn = turns[number];
+    if (turn.closed) return {ADDEND_REFUSAL_DUPLICATE};
+    if (!turn.relayed) return {ADDEND_REFUSAL_TURN};
+    if (packet.header.op != sum_op_of(turn) ||
+        packet.header.length != result(turn, aggregate::Audience::kNobody).sums.size() ||
+        (packet.header.flags & ADDEND_FRAME_PARTIAL) != 0)
+      return {ADDEND_REFUSAL_MISMATCH};
+    turn.closed = true;
+    turn.upstream = packet.payload;
+    return result(turn, aggregate::Audience::kEveryone);
   }
 
   bool expire(uint64_t now_ns, Answer& answer) {
@@ -54,7 +72,7 @@ class ReferenceSlots {
     Turn* first = nullptr;  // in the order of the workers' streams
     Turn* ready = nullptr;
     for (auto& [slot, turns] : slots_) {
-      if (turns.empty() || turns.back().closed) continue;
+      if (turns.empty() || turns.back().closed || turns.back().relayed) continue;
       Turn& turn = turns.back();
       if (first == nullptr || turn.first.header.turn < first->first.header.turn) first = &turn;
       if (!has_all_present(turn)) continue;
@@ -96,7 +114,28 @@ class ReferenceSlots {
     uint64_t number;           // in the order of opening
     std::vector<Packet> from;  // in order of arrival, which decides the last bits of float sums
     bool closed, partial;
+    bool relayed;                   // a leaf's: all have contributed, and upstream was asked
+    std::vector<uint8_t> upstream;  // and what it answered
   };
+
+  static uint8_t sum_op_of(const Turn& turn) {
+    switch (static_cast<Op>(turn.first.header.op)) {
+      case Op::kTableSumU8:
+        return ADDEND_OP_SUM_U8;
+      case Op::kTableSumU16:
+        return ADDEND_OP_SUM_U16;
+      default:
+        return turn.first.header.op;
+    }
+  }
+
+  Answer relay(Turn& turn, uint64_t now_ns) const {
+    turn.relayed = true;
+    turn.opened_ns = now_ns;
+    Answer answer = result(turn, aggregate::Audience::kUpstream);
+    answer.kind = ADDEND_FRAME_CONTRIBUTION;
+    return answer;
+  }
 
   // With a quorum, who asks for a turn that is gone gets the last one that took its place.
   Answer out_of_turn(const std::vector<Turn>& turns, const Packet& packet) const {
@@ -130,7 +169,7 @@ class ReferenceSlots {
     return options_.quorum > 0 && turn.from.size() >= options_.quorum;
   }
 
-  Answer contribute(Turn& turn, const Packet& packet) {
+  Answer contribute(Turn& turn, const Packet& packet, uint64_t now_ns) {
     const uint32_t worker = packet.header.worker;
     const bool known = (contributors(turn) >> worker & 1) != 0;
     if (turn.closed) {
@@ -139,6 +178,12 @@ class ReferenceSlots {
         heard_.insert(worker);
         answer.refusal = ADDEND_REFUSAL_LATE;
       }
+      return answer;
+    }
+    if (turn.relayed) {
+      Answer answer;
+      if (now_ns >= turn.opened_ns + aggregate::Slots::kRelayAgainNs) answer = relay(turn, now_ns);
+      answer.refusal = ADDEND_REFUSAL_DUPLICATE;
       return answer;
     }
     const bool absent = absent_.count(worker) > 0;
@@ -156,6 +201,7 @@ class ReferenceSlots {
     if (known) return {ADDEND_REFUSAL_DUPLICATE};
     if (absent) come_back(worker);
     turn.from.push_back(packet);
+    if (options_.relays) return turn.from.size() == options_.world ? relay(turn, now_ns) : Answer{};
     turn.partial = turn.from.size() < options_.world && has_all_present(turn);
     turn.closed = turn.partial || turn.from.size() == options_.world;
     return turn.closed ? result(turn, aggregate::Audience::kEveryone) : Answer{};
@@ -172,6 +218,10 @@ class ReferenceSlots {
     Answer answer{ADDEND_REFUSAL_NONE, audience, ADDEND_FRAME_RESULT};
     answer.contributors = contributors(turn);
     answer.partial = turn.partial;
+    if (!turn.upstream.empty()) {
+      answer.sums = turn.upstream;
+      return answer;
+    }
     const auto op = static_cast<Op>(turn.first.header.op);
     const uint32_t lanes = addend_frame_lanes(turn.first.header.op, turn.first.header.length);
     // Zero is neutral for every operation (bit patterns included).
@@ -216,7 +266,7 @@ inline bool same(const aggregate::Reply& reply, const ReferenceSlots::Answer& an
   if (reply.audience != answer.audience) return false;
   if (reply.audience == aggregate::Audience::kNobody) return true;
   if (reply.header.kind != answer.kind) return false;
-  if (answer.kind != ADDEND_FRAME_RESULT) return true;
+  if (answer.kind == ADDEND_FRAME_NOTICE) return true;
   return reply.header.contributors == answer.contributors &&
          ((reply.header.flags & ADDEND_FRAME_PARTIAL) != 0) == answer.partial &&
          std::equal(reply.payload.begin(), reply.payload.end(), answer.sums.begin(),

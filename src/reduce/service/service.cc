@@ -118,14 +118,17 @@ class ServiceReducer final : public Reducer {
     const addend_control_welcome& welcome = session_->welcome();
     return {welcome.epoch,
             welcome.boot,
-            options_.worker,
-            options_.world,
+            own_number(),
+            welcome.world,
             &session_->worker_key(),
             &session_->result_key(),
             session_->positions(),
             welcome.threads,
             session_->round_trip_ns()};
   }
+
+  // In frames: of the server's workers, which are some of the job's if it is a leaf of a tree.
+  uint32_t own_number() const { return options_.worker - session_->welcome().first_worker; }
 
   bool allows(Op op) const {
     return (session_->welcome().ops >> static_cast<uint32_t>(op) & 1) != 0;
@@ -137,7 +140,7 @@ class ServiceReducer final : public Reducer {
     // First the largest exponent of each block over all workers, then multiples of one quantum.
     ADDEND_TRY(integer_rounds_.begin(round, options_.world, integers));
     ADDEND_TRY(run(integers, deadline));
-    ADDEND_TRY(integer_rounds_.quantise(integers, (missing_ >> options_.worker & 1) != 0));
+    ADDEND_TRY(integer_rounds_.quantise(integers, (missing_ >> own_number() & 1) != 0));
     ADDEND_TRY(run(integers, deadline));
     integer_rounds_.finish();
     return {};
@@ -222,7 +225,7 @@ class ServiceReducer final : public Reducer {
         return {};
       case Session::News::kEnded:
         over_ = true;
-        return error_of(session_->ended());
+        return session_->error_of(session_->ended());
       case Session::News::kGone:
         return rejoin(deadline);
     }
@@ -251,7 +254,7 @@ class ServiceReducer final : public Reducer {
             break;
           case Stream::Verdict::kNotice:
             over_ = true;
-            return error_of(ended);
+            return session_->error_of(ended);
           case Stream::Verdict::kLeftBehind:
             return make_error(Errc::kUnavailable,
                               "this worker was left behind: the others went on at a quorum, and "
@@ -266,7 +269,7 @@ class ServiceReducer final : public Reducer {
   }
 
   void store(const Chunk& chunk, const Arrival& arrival) {
-    const uint64_t absent = low_mask(options_.world) & ~arrival.contributors;
+    const uint64_t absent = low_mask(session_->welcome().world) & ~arrival.contributors;
     absent_somewhere_ |= absent;
     absent_everywhere_ &= absent;
     const std::span<uint8_t> to = chunk.sums();
@@ -391,8 +394,9 @@ class ServiceReducer final : public Reducer {
 };
 
 Status check(const ServiceReducerOptions& options) {
-  if (options.world == 0 || options.world > ADDEND_MAX_JOB_WORKERS) {
-    return make_error(Errc::kInvalidArgument, "the service has 1 to 64 workers a job");
+  if (options.world == 0 || options.world > ADDEND_CONTROL_MAX_WORKERS) {
+    return make_error(Errc::kInvalidArgument,
+                      "the service has 1 to 64 workers a job, and 1 to 4096 in a tree");
   }
   if (options.worker >= options.world) {
     return make_error(Errc::kInvalidArgument, "worker numbers go from 0 to world - 1");

@@ -16,7 +16,11 @@
 namespace addend::service_client {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr std::chrono::milliseconds kReconnectPause{50};
+// How often somebody who may stop joining is asked.
+constexpr std::chrono::milliseconds kLookAgain{100};
 
 uint64_t now_ns() {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -42,54 +46,43 @@ addend_control_join join_message(const ServiceReducerOptions& options, uint16_t 
 
 }  // namespace
 
-Error error_of(const addend_control_ended& ended) {
-  const std::string who = ended.worker == ADDEND_FRAME_EVERYONE
-                              ? "the server"
-                              : "worker " + std::to_string(ended.worker);
-  switch (ended.notice) {
-    case ADDEND_NOTICE_TIMEOUT:
-      return make_error(Errc::kTimeout, who + " did not contribute in time");
-    case ADDEND_NOTICE_MISMATCH:
-      return make_error(Errc::kMismatch, who + " brought planes of another shape");
-    case ADDEND_NOTICE_PATH:
-      return make_error(Errc::kUnavailable, "the path from the server to " + who +
-                                                " no longer carries the job's datagrams: its MTU "
-                                                "has shrunk; join anew");
-    default:
-      return make_error(Errc::kUnavailable, who + " left the job");
-  }
-}
-
 Result<std::unique_ptr<Session>> Session::join(const ServiceReducerOptions& options,
                                                const net::UdpSocket& socket,
                                                std::span<const uint32_t> positions,
-                                               Deadline deadline) {
+                                               Deadline deadline, const std::atomic<bool>* stop) {
   bool was_in = false;
   while (true) {
     std::unique_ptr<Session> session(new Session);
-    const Status status = session->enter(options, socket, positions, deadline);
+    const Status status = session->enter(options, socket, positions, deadline, stop);
     if (status) return session;
     was_in = was_in || session->was_in_;
     // A server that has let us in, and then went without a word, restarts.
     const bool lost = session->control_ == nullptr || session->control_->is_lost();
-    if (!was_in || !lost || std::chrono::steady_clock::now() >= deadline) return status.error();
+    const bool stopped = stop != nullptr && *stop;
+    if (!was_in || !lost || stopped || Clock::now() >= deadline) return status.error();
     std::this_thread::sleep_for(kReconnectPause);
   }
 }
 
 Status Session::enter(const ServiceReducerOptions& options, const net::UdpSocket& socket,
-                      std::span<const uint32_t> positions, Deadline deadline) {
+                      std::span<const uint32_t> positions, Deadline deadline,
+                      const std::atomic<bool>* stop) {
   const auto server = net::resolve(options.access.aggregator);
   if (!server) return server.error();
-  auto control = auth::ControlClient::connect_when_up(options.access, deadline);
+  const auto soon = [&] { return stop ? std::min(deadline, Clock::now() + kLookAgain) : deadline; };
+  const auto stopped = [&] { return stop != nullptr && *stop; };
+  const Error over = make_error(Errc::kUnavailable, "joining was given up");
+  auto control = auth::ControlClient::connect_when_up(options.access, deadline, stop);
   if (!control) return control.error();
   control_ = *std::move(control);
   const addend_control_join join = join_message(options, socket.port(), positions.size());
   ADDEND_TRY(control_->send(ADDEND_CONTROL_JOIN, join, positions, deadline));
   while (true) {
-    const auto message = control_->receive(deadline);
+    const auto message = control_->receive(soon());
+    if (stopped()) return over;
     if (!message) {
       if (message.error().code != Errc::kTimeout) return message.error();
+      if (Clock::now() < deadline) continue;
       return make_error(Errc::kTimeout, "not all workers of job " + options.job + " came in time");
     }
     // Messages that were under way when we joined: the end of an epoch before ours is no news.
@@ -147,6 +140,7 @@ Status Session::take_welcome(const net::ControlMessage& message, const net::Addr
                     welcome_.payload_bytes > 0 && welcome_.payload_bytes % 8 == 0 &&
                     welcome_.payload_bytes <= ADDEND_FRAME_MAX_PAYLOAD_BYTES &&
                     welcome_.threads > 0 && welcome_.threads <= ADDEND_CONTROL_MAX_THREADS &&
+                    welcome_.world > 0 && welcome_.world <= ADDEND_MAX_JOB_WORKERS &&
                     (positions_.empty() || positions_.size() == welcome_.slots);
   if (!good) return make_error(Errc::kMalformed, "the server's welcome contradicts itself");
   for (uint32_t t = 0; t < welcome_.threads; ++t) {
@@ -166,6 +160,27 @@ Status Session::take_welcome(const net::ControlMessage& message, const net::Addr
   worker_key_ = *std::move(worker_key);
   result_key_ = *std::move(result_key);
   return {};
+}
+
+Error Session::error_of(const addend_control_ended& ended) const {
+  std::string who = "the server";
+  if ((ended.notice & ADDEND_NOTICE_LEAF) != 0) {
+    who = "leaf " + std::to_string(ended.worker);
+  } else if (ended.worker != ADDEND_FRAME_EVERYONE) {
+    who = "worker " + std::to_string(welcome_.first_worker + ended.worker);
+  }
+  switch (ended.notice & ~uint32_t{ADDEND_NOTICE_LEAF}) {
+    case ADDEND_NOTICE_TIMEOUT:
+      return make_error(Errc::kTimeout, who + " did not contribute in time");
+    case ADDEND_NOTICE_MISMATCH:
+      return make_error(Errc::kMismatch, who + " brought planes of another shape");
+    case ADDEND_NOTICE_PATH:
+      return make_error(Errc::kUnavailable, "the path from the server to " + who +
+                                                " no longer carries the job's datagrams: its MTU "
+                                                "has shrunk; join anew");
+    default:
+      return make_error(Errc::kUnavailable, who + " left the job");
+  }
 }
 
 Result<net::ControlMessage> Session::expect(addend_control_type type, Deadline deadline) {

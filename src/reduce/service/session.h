@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -27,11 +28,13 @@ class Session {
  public:
   /// Joins the job, finds out what the path from `socket` to the server carries, and waits for all
   /// workers, also if the server restarts meanwhile. `positions` is empty when the worker starts
-  /// anew; one that goes on cannot take longer payloads than those of `options`.
+  /// anew; one that goes on cannot take longer payloads than those of `options`. `stop`, if any,
+  /// ends it soon (kUnavailable) when it becomes true.
   static Result<std::unique_ptr<Session>> join(const ServiceReducerOptions& options,
                                                const net::UdpSocket& socket,
                                                std::span<const uint32_t> positions,
-                                               Deadline deadline);
+                                               Deadline deadline,
+                                               const std::atomic<bool>* stop = nullptr);
 
   const addend_control_welcome& welcome() const { return welcome_; }
   /// Where each slot begins under this epoch; empty if all workers start anew.
@@ -40,10 +43,18 @@ class Session {
   uint64_t round_trip_ns() const { return round_trip_ns_; }
   const auth::FrameKey& worker_key() const { return worker_key_; }
   const auth::FrameKey& result_key() const { return result_key_; }
+  struct Keys {
+    auth::FrameKey worker, result;
+  };
+  /// Once; then the two above are of no use.
+  Keys take_keys() { return {std::move(worker_key_), std::move(result_key_)}; }
   /// The data thread that has this slot.
   const net::Address& aggregator(uint32_t slot) const {
     return aggregators_[uint64_t{slot} * welcome_.threads / welcome_.slots];
   }
+  const std::vector<net::Address>& aggregators() const { return aggregators_; }
+  /// The error that a notice stands for.
+  Error error_of(const addend_control_ended& ended) const;
 
   /// The number of a table in this epoch; asks the server the first time.
   Result<uint32_t> table(const Table& table, Deadline deadline);
@@ -60,7 +71,8 @@ class Session {
  private:
   Session() = default;
   Status enter(const ServiceReducerOptions& options, const net::UdpSocket& socket,
-               std::span<const uint32_t> positions, Deadline deadline);
+               std::span<const uint32_t> positions, Deadline deadline,
+               const std::atomic<bool>* stop);
   Status probe_path(const ServiceReducerOptions& options, const net::UdpSocket& socket,
                     const addend_control_probe& message, uint32_t most, Deadline deadline);
   Status take_welcome(const net::ControlMessage& message, const net::Address& server);
@@ -78,8 +90,5 @@ class Session {
   std::optional<addend_control_ended> pending_end_;
   addend_control_ended ended_{};
 };
-
-/// The error that a notice stands for.
-Error error_of(const addend_control_ended& ended);
 
 }  // namespace addend::service_client
