@@ -13,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/keys.h"
 #include "tests/support/spawn.h"
+#include "wire/frame.h"
 #include "wire/hash.h"
 
 namespace addend {
@@ -113,7 +114,7 @@ TEST_F(TreeTest, EveryOperationGivesWhatFoldGives) {
     narrow[i] = static_cast<uint8_t>(table[i] = static_cast<uint16_t>(i * 2));
   work(kWorld, [&](Reducer& reducer) {
     EXPECT_EQ(reducer.world(), kWorld);
-    for (std::size_t o = 3; o < kOpCount; ++o) {  // below: floats
+    for (std::size_t o = 3; o < ADDEND_FRAME_OP_COUNT; ++o) {  // below: floats
       const auto op = static_cast<Op>(o);
       std::vector<uint8_t> data = bytes_for(reducer.worker(), op, kLanes);
       std::vector<uint8_t> sums(op_sum_bytes(op, kLanes)), expected(sums.size());
