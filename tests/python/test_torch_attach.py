@@ -76,6 +76,23 @@ def test_results_do_not_depend_on_the_buckets() -> None:
     run_ranks(3, train_in_several_layouts)
 
 
+def train_in_pieces(rank: int, world: int) -> None:
+    """Buckets of several megabytes, and a bucket for every parameter or two."""
+    large = functools.partial(Recommender, depth=3, width=1024)
+    # Views are the gradients, which must survive a failure: what was decoded before one is kept.
+    for codec, views in (("quant:bits=4,feedback=float", False), ("cast:bf16", True)):
+        layout = {"gradient_as_bucket_view": views}
+        run = fit(large, recommender_loss, codec, steps=3, ddp=layout)
+        apart = fit(large, recommender_loss, codec, steps=3, ddp={"bucket_cap_mb": 0.01})
+        assert_same_bits(run, apart)
+        pieces = run.metrics[f"mode/{codec.partition(':')[0]}"]
+        assert pieces > sum(run.buckets) + 3, (pieces, run.buckets)
+
+
+def test_a_large_bucket_in_pieces_has_the_same_sums() -> None:
+    run_ranks(2, train_in_pieces)
+
+
 def train_with_lossy_codecs(rank: int, world: int) -> None:
     plain = fit(Recommender, recommender_loss, None, steps=8, ddp=MANY_BUCKETS)
     for codec, nearness in (

@@ -55,9 +55,16 @@ class Run(NamedTuple):
 class Codecs:
     """Those of one gradient, in the order of its elements."""
 
-    def __init__(self, runs: Sequence[Run], itemsize: int, on_device: bool = False) -> None:
-        """`on_device`: they encode where the gradient is."""
-        self.runs, self.on_device = list(runs), on_device
+    def __init__(
+        self,
+        runs: Sequence[Run],
+        itemsize: int,
+        on_device: bool = False,
+        pieces: bool = False,
+    ) -> None:
+        """`on_device`: they encode where the gradient is. `pieces`: they travel one after the
+        other, not at once."""
+        self.runs, self.on_device, self.pieces = list(runs), on_device, pieces
         self._itemsize = itemsize
 
     def parts(self, address: int) -> list[Part]:

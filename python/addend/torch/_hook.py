@@ -35,6 +35,10 @@ from addend.torch._specs import Specs, bare, kind_of, names_of
 STATE_FORMAT = 1
 # Up to here a pass over a bucket costs backward less than another thread does.
 _APART_BYTES = 4 << 20
+# Codecs that spend long on every element take a bucket in pieces of whole parameters, about so
+# large: one is encoded and another decoded while a third travels.
+_PIECED = ("quant", "cast")
+_PIECE_ELEMENTS = 1 << 20
 
 
 @dataclasses.dataclass
@@ -224,6 +228,7 @@ class Handle:
             done,
             future.set_exception,  # type: ignore[arg-type]  # torch's stubs are wrong
             loss_scale=self._loss_scale,
+            pieces=codecs.pieces,
             in_place=self._in_place and not self._engine.repeats,
             prepare=memory.fetch if memory.on_device else None,
         )
@@ -346,16 +351,20 @@ class Handle:
             _log.PLAN.info("bucket %d: %s has no codec, travels as it is", index, buffer.dtype)
             return _Bucket(key, buffer, names, plan, None, [])
         there = self._engine.encodes_on_device(set(specs), dtype, buffer.device)
+        pieces = not there and len(set(specs)) == 1 and kind_of(specs[0]) in _PIECED
+        largest = _PIECE_ELEMENTS if pieces else buffer.numel()
         shapes = [_Parameter(*one) for one in zip(names, sizes, rows)]
         runs: list[Run] = []
         owners: list[tuple[str, Codec, int]] = []
         first = 0
         begin = 0
         while first < len(names):
-            end = first
+            end, count = first, 0
             while end < len(names) and specs[end] == specs[first]:
+                if count > 0 and count + sizes[end] > largest:
+                    break
+                count += sizes[end]
                 end += 1
-            count = sum(sizes[first:end])
             codec = self._make_codec(specs[first], dtype, buffer.device, shapes[first:end], there)
             owners += [(name, codec, i) for i, name in enumerate(names[first:end])]
             runs.append(Run(begin, codec, count))
@@ -369,7 +378,7 @@ class Handle:
             ", ".join(sorted(set(specs))),
             ", encoded on the device" if there else "",
         )
-        codecs = Codecs(runs, buffer.element_size(), there)
+        codecs = Codecs(runs, buffer.element_size(), there, pieces)
         return _Bucket(key, buffer, names, plan, codecs, owners)
 
     def _make_codec(
