@@ -20,6 +20,7 @@ from pathlib import Path
 from network import NetworkTest, Service, make_key, why_not
 
 LEAVES = 4
+LOCAL = "--address 127.0.0.1 --port 0"
 TURNS = "addend_job_turns_total"
 REASON = why_not()
 
@@ -57,15 +58,24 @@ class Tree:
         self.key = make_key(addend, folder / "lab.key")
         self.root_key = make_key(addend, folder / "root.key")
         self.servers: list[Server] = []
-        self.root = self.serve(f"--key {self.root_key} --port 0")
+        self.root = self.serve_root(0)
         up = f"--upstream 127.0.0.1:{self.root.port} --upstream-key {self.root_key}"
         self.leaves = [
-            self.serve(f"--key {self.key} --port 0 {up} --leaf {leaf} --leaves {LEAVES}")
+            self.serve(f"{LOCAL} --key {self.key} {up} --leaf {leaf} --leaves {LEAVES}")
             for leaf in range(LEAVES)
         ]
 
+    def serve_root(self, port: int) -> Server:
+        """At a port of the control plane alone: those beside it may be somebody else's."""
+        config = self.folder / "root.toml"
+        config.write_text(
+            f'[server]\naddress = "127.0.0.1"\ncontrol_port = {port}\ndata_port = 0\n'
+            f'[http]\nport = 0\n[[tenant]]\nname = "default"\nkey_file = "{self.root_key}"\n'
+        )
+        return self.serve(f"--config {config}")
+
     def serve(self, options: str) -> Server:
-        server = Server([self.addend, "serve", "--address", "127.0.0.1", *shlex.split(options)])
+        server = Server([self.addend, "serve", *shlex.split(options)])
         self.servers.append(server)
         return server
 
@@ -118,9 +128,7 @@ class TreeTest(unittest.TestCase):
                 break  # on a machine that let us wait so long, nothing is left to lose
             self.tree.root.process.kill()
             self.tree.root.process.wait()
-            self.tree.root = self.tree.serve(
-                f"--key {self.tree.root_key} --port {self.tree.root.port}"
-            )
+            self.tree.root = self.tree.serve_root(self.tree.root.port)
         self.assertGreater(seconds(run), 0)
 
 
@@ -163,7 +171,7 @@ def bars(addend: str) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         tree = Tree(addend, Path(folder))
         try:
-            one = tree.serve(f"--key {tree.key} --port 0")
+            one = tree.serve(f"{LOCAL} --key {tree.key}")
             alone = seconds(tree.perf(f"--aggregator 127.0.0.1:{one.port}", 64, 64 << 10, 9)) / 64
             many = seconds(tree.through_leaves(256, 64 << 10, 9)) / 256
         finally:
