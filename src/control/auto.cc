@@ -127,6 +127,7 @@ class Auto final : public Controller {
   // Never slower than dense: against steps of this very window that went dense.
   void judge(const Observation& seen) {
     const double now = seen.step.step_s, reference = seen.step.dense_step_s;
+    if (std::isnan(now)) return;  // no step of the window was the plan's alone
     if (all_dense()) {
       dense_s_ = now;
       slow_ = 0;

@@ -214,6 +214,20 @@ TEST(Guard, ProbingTakesAHundredthOfTheTime) {
   EXPECT_LE(probing, 0.011 * job.seconds);
 }
 
+TEST(Guard, AStepThatWasNotMeasuredIsNotSlower) {
+  SimulatedTraining job = slow_job("floor=exact");
+  job.density = 0.01;
+  auto controller = std::move(*create_controller(job.setup));
+  Decision next;
+  next.plan = all(job, kDense);
+  for (int window = 0; window < 12; ++window) {
+    Observation seen = job.window(next.plan, 10, 3);
+    if (window > 2) seen.step.step_s = std::nan("");
+    next = *controller->decide(seen);
+  }
+  EXPECT_EQ(next.plan, all(job, kExact));
+}
+
 TEST(Guard, WhatIsNotKnownIsNotChosen) {
   SimulatedTraining job = slow_job();
   auto controller = std::move(*create_controller(job.setup));
