@@ -71,7 +71,8 @@ uint32_t bits_of(double threshold) {
 
 // Of the marked elements below `end_of_bin`, drops all but the `wanted` largest. Returns how many.
 uint64_t drop_small(const Field& field, uint32_t end_of_bin, uint64_t wanted) {
-  auto& [positions, bits, sorted] = *field.scratch;
+  std::vector<uint64_t>& positions = field.scratch->positions;
+  std::vector<uint32_t>&bits = field.scratch->bits, &sorted = field.scratch->sorted;
   positions.clear();
   bits.clear();
   for_each_word(field, [&](uint64_t word, uint64_t base, uint64_t mine) {
