@@ -48,12 +48,14 @@ std::string named(uint32_t worker, const std::string& what) {
 
 uint64_t exchange_bytes(const Link& link, std::size_t world) {
   constexpr uint64_t kMost = 8 << 20;  // beyond this, a copy from everybody is too much memory
+  constexpr double kShare = 0.25;      // of a hop, that bytes may take
   const auto workers = static_cast<double>(world);
   // An exchange sends (world - 1) times the bytes, two steps send 2 / world of that.
   const double extra = (workers - 1) * (1 - 2 / workers);
   const double most = static_cast<double>(kMost) / workers;
   if (extra <= 0) return static_cast<uint64_t>(most);
-  return static_cast<uint64_t>(std::min(most, link.latency_us * link.gbit_per_s * 125 / extra));
+  const double hop_bytes = link.latency_us * link.gbit_per_s * 125;
+  return static_cast<uint64_t>(std::min(most, kShare * hop_bytes / extra));
 }
 
 MeshReducer::MeshReducer(std::vector<net::Descriptor> sockets, net::Descriptor waker,

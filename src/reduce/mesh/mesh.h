@@ -35,7 +35,9 @@
 
 namespace addend::mesh {
 
-/// Up to where one step with everyone's bytes beats two steps with a share of them.
+/// Up to where one step with everyone's bytes beats two steps with a share of them. The bytes that
+/// an exchange adds may take a quarter of the hop that it saves: a hop passes while other rounds
+/// travel, and bytes are in their way.
 uint64_t exchange_bytes(const Link& link, std::size_t world);
 
 class MeshReducer final : public Reducer {

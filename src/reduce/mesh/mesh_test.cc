@@ -475,6 +475,25 @@ TEST(MeshReducer, AMeasuredLinkIsTheSameOnAllWorkersAndChoosesOneWay) {
   }
 }
 
+// Of two workers an exchange sends no more than two steps do. Of four it sends twice as much, of
+// eight four times: that may take a quarter of the hop that it saves.
+TEST(MeshReducer, AnExchangeAddsFewBytesToALink) {
+  const Link slow{400, 1}, fast{30, 20};
+  EXPECT_GE(mesh::exchange_bytes(slow, 2), 1u << 20);
+  for (const Link& link : {slow, fast}) {
+    for (const uint32_t world : {3u, 4u, 8u, 16u}) {
+      const auto bytes = static_cast<double>(mesh::exchange_bytes(link, world));
+      const double added = bytes * (world - 1 - 2.0 * (world - 1) / world);
+      EXPECT_LE(added * 8e-3 / link.gbit_per_s, link.latency_us / 4) << world;
+      EXPECT_GE(added * 8e-3 / link.gbit_per_s, link.latency_us / 4.1) << world;
+    }
+  }
+  // A factor of a 2048 x 2048 matrix, and counts of a few hundred blocks.
+  Case factor(Op::kSumF32, 4096, 4, 0, 1), counts(Op::kMaxU32, 500, 4, 0, 1);
+  EXPECT_EQ(mesh::choose_way(factor.round, mesh::exchange_bytes(slow, 4), 4), mesh::Way::kScatter);
+  EXPECT_EQ(mesh::choose_way(counts.round, mesh::exchange_bytes(slow, 4), 4), mesh::Way::kExchange);
+}
+
 TEST(MeshReducer, AbandonedPlanesAreNotTouched) {
   Wires wires(2);
   const auto a = reducer_of(wires, 0, kNever), b = reducer_of(wires, 1, kNever);
