@@ -43,16 +43,30 @@ Status Residual::reserve_norms() {
   return {};
 }
 
-void Residual::add_to(uint64_t block, uint64_t begin, uint64_t n, float* x) const {
+Status Residual::reserve_draft() {
+  drafts_ = true;
+  return draft_.reserve(elements_ * 4);
+}
+
+void Residual::store_draft(uint64_t begin, uint64_t n, const float* x) {
+  std::transform(x, x + n, draft() + begin, kept);
+}
+
+void Residual::keep_as_draft(uint64_t begin, uint64_t n) {
+  std::copy_n(values_.as<float>() + begin, n, draft() + begin);
+}
+
+void Residual::add_to(uint64_t block, uint64_t begin, uint64_t n, float* x, float factor) const {
+  // Added to zero first, as on a device: a residual of -0.0 counts as +0.0.
   if (feedback_ == Feedback::kFloat) {
     const float* values = values_.as<float>() + begin;
     for (uint64_t i = 0; i < n; ++i)
-      x[i] += values[i];
+      x[i] += (0.0f + values[i]) * factor;
   } else if (feedback_ == Feedback::kByte) {
     const int8_t* values = values_.as<int8_t>() + begin;
     const float scale = scales_.as<float>()[block];
     for (uint64_t i = 0; i < n; ++i)
-      x[i] += static_cast<float>(values[i]) * scale;
+      x[i] += (0.0f + static_cast<float>(values[i]) * scale) * factor;
   }
 }
 

@@ -31,6 +31,18 @@ class Residual {
   /// until it is set. REQUIRES: reserve, not kNone.
   Status reserve_norms();
 
+  /// Room for what a step would leave behind, beside what the last one did: a step that is
+  /// cancelled has then changed nothing. REQUIRES: reserve, kFloat.
+  Status reserve_draft();
+  bool has_draft() const { return drafts_; }
+  float* draft() { return draft_.as<float>(); }
+  const float* draft() const { return draft_.as<float>(); }
+  /// draft = x, as store does; and draft = residual.
+  void store_draft(uint64_t begin, uint64_t n, const float* x);
+  void keep_as_draft(uint64_t begin, uint64_t n);
+  /// The draft, all of it stored, becomes the residual.
+  void take_draft() { std::swap(values_, draft_); }
+
   static constexpr uint32_t kNoNorm = 0xFFFFFFFF;
   std::span<uint32_t> norms() { return {norms_.as<uint32_t>(), keeps_norms_ ? blocks_ : 0}; }
   std::span<const uint32_t> norms() const {
@@ -39,8 +51,8 @@ class Residual {
 
   bool any() const { return feedback_ != Feedback::kNone; }
 
-  /// x[i] += residual, for a block whose elements start at `begin`.
-  void add_to(uint64_t block, uint64_t begin, uint64_t n, float* x) const;
+  /// x[i] += residual times `factor`, for a block whose elements start at `begin`.
+  void add_to(uint64_t block, uint64_t begin, uint64_t n, float* x, float factor = 1) const;
   /// residual = x, but for elements that are not finite, which become 0.
   void store(uint64_t block, uint64_t begin, uint64_t n, const float* x);
 
@@ -55,7 +67,7 @@ class Residual {
   void multiply(double factor);
 
   uint64_t memory_bytes() const {
-    return values_.capacity() + scales_.capacity() + norms_.capacity();
+    return values_.capacity() + draft_.capacity() + scales_.capacity() + norms_.capacity();
   }
 
   /// The bytes of a part of the state, and back; the size is a function of the range and of
@@ -71,6 +83,8 @@ class Residual {
   uint64_t elements_ = 0;
   uint64_t blocks_ = 0;
   Buffer values_;  // float or int8_t per element
+  bool drafts_ = false;
+  Buffer draft_;
   Buffer scales_;  // float per block, for bytes
   bool keeps_norms_ = false;
   Buffer norms_;

@@ -62,6 +62,9 @@ void quantise_levels(const Quantiser& quantiser, const float* x, uint64_t n, uin
 /// in the low nibble.
 void quantise_indices(const Quantiser& quantiser, const float* x, uint64_t n, uint8_t* packed);
 
+/// The levels that such numbers stand for, one a byte. REQUIRES: n a multiple of kLeastBlock.
+void look_up(const uint8_t levels[16], const uint8_t* packed, uint64_t n, uint8_t* out);
+
 /// Twice what `n` lanes of a group of narrow sums stand for, from its lane `first` on, as two's
 /// complement; one value a byte. REQUIRES: n a multiple of 16.
 void widen(const narrow::Group& group, uint32_t first, const uint8_t* values, uint64_t n,

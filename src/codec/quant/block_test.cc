@@ -144,6 +144,13 @@ void check_indices(const Table& table, const Quantiser& q, const std::vector<flo
     ASSERT_LT(index, table.levels.size());
     ASSERT_EQ(levels[i], table.levels[index]);
   }
+  uint8_t of_index[16] = {};
+  std::copy(table.levels.begin(), table.levels.end(), of_index);
+  std::vector<uint8_t> found(n + 1, 0xEE), slowly(n + 1, 0xEE);
+  look_up(of_index, packed.data(), n, found.data());
+  reference::look_up(of_index, packed.data(), n, slowly.data());
+  ASSERT_EQ(found, slowly) << n;
+  ASSERT_TRUE(std::equal(levels.begin(), levels.end(), found.begin())) << n;
 }
 
 TEST_P(BlockOnTarget, QuantisedLevelsAndIndicesAreTheReferencesAndBelongTogether) {

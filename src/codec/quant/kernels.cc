@@ -3,6 +3,8 @@
 // arithmetic: per vector of sixteen elements about 8 operations inside it and 1 per further stage
 // for the transform, and about 15 for rounding. Vectors narrower than sixteen lanes add up their
 // part of the sixteen running sums one after the other.
+#include <cstring>
+
 #include "base/simd.h"
 #include "codec/quant/block.h"
 #include "codec/quant/reference.h"
@@ -249,10 +251,16 @@ HWY_INLINE void store_nibbles(VI v, uint8_t* to) {
   const __m512i pairs = _mm512_or_si512(nibbles, _mm512_srli_epi64(nibbles, 28));
   _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm512_cvtepi64_epi8(pairs));
 #else
-  uint8_t bytes[kLanes];
-  hn::StoreU(low_bytes(v), D8(), bytes);
-  for (uint32_t j = 0; j < kWidth / 2; ++j)
-    to[j] = static_cast<uint8_t>(bytes[2 * j] | bytes[2 * j + 1] << 4);
+  // The same; then those bytes, two in every 16, go to the front of them.
+  const hn::Repartition<uint64_t, DF> d64;
+  const hn::Repartition<uint8_t, DF> d8;
+  const auto nibbles = hn::BitCast(d64, hn::And(v, hn::Set(DI(), 15)));
+  const auto pairs = hn::Or(nibbles, hn::ShiftRight<28>(nibbles));
+  const auto front = hn::BitCast(d8, hn::Set(hn::Repartition<uint16_t, DF>(), 8 << 8));
+  HWY_ALIGN uint8_t bytes[kLanes * 4];
+  hn::Store(hn::TableLookupBytes(hn::BitCast(d8, pairs), front), d8, bytes);
+  for (uint32_t j = 0; j < kWidth / 4; ++j)
+    std::memcpy(to + 2 * j, bytes + 16 * j, 2);
 #endif
 }
 
@@ -348,6 +356,21 @@ void widen_kernel(const narrow::Group& group, uint32_t first, const uint8_t* HWY
   }
 }
 
+void look_up_kernel(const uint8_t* levels, const uint8_t* HWY_RESTRICT packed, uint64_t n,
+                    uint8_t* HWY_RESTRICT out) {
+  const hn::FixedTag<uint8_t, 16> d;
+  const hn::FixedTag<uint16_t, 8> d16;
+  const auto table = hn::LoadU(d, levels);
+  const auto nibble = hn::Set(d, 15);
+  for (uint64_t i = 0; i < n; i += 32) {
+    const auto both = hn::LoadU(d, packed + i / 2);
+    const auto even = hn::And(both, nibble);
+    const auto odd = hn::And(hn::BitCast(d, hn::ShiftRight<4>(hn::BitCast(d16, both))), nibble);
+    hn::StoreU(hn::TableLookupBytes(table, hn::InterleaveLower(even, odd)), d, out + i);
+    hn::StoreU(hn::TableLookupBytes(table, hn::InterleaveUpper(d, even, odd)), d, out + i + 16);
+  }
+}
+
 template <typename T>
 HWY_INLINE void dequantise_any(const T* HWY_RESTRICT sums, uint64_t n, float factor, float offset,
                                float* HWY_RESTRICT x) {
@@ -388,6 +411,7 @@ HWY_EXPORT(unrotate_kernel);
 HWY_EXPORT(quantise_levels_kernel);
 HWY_EXPORT(quantise_indices_kernel);
 HWY_EXPORT(widen_kernel);
+HWY_EXPORT(look_up_kernel);
 HWY_EXPORT(dequantise8);
 HWY_EXPORT(dequantise16);
 HWY_EXPORT(dequantise32);
@@ -420,6 +444,11 @@ void widen(const narrow::Group& group, uint32_t first, const uint8_t* values, ui
            uint32_t* twice) {
   if (scalar_forced()) return reference::widen(group, first, values, n, twice);
   HWY_DYNAMIC_DISPATCH(widen_kernel)(group, first, values, n, twice);
+}
+
+void look_up(const uint8_t levels[16], const uint8_t* packed, uint64_t n, uint8_t* out) {
+  if (scalar_forced()) return reference::look_up(levels, packed, n, out);
+  HWY_DYNAMIC_DISPATCH(look_up_kernel)(levels, packed, n, out);
 }
 
 void dequantise(const uint8_t* sums, uint64_t n, float factor, float offset, float* x) {

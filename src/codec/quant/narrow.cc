@@ -62,10 +62,10 @@ void widen(const uint8_t* sums, uint32_t bits, uint64_t first, uint64_t n, uint3
 }
 
 // Encodes a block as its plane has it with `down`.
-void QuantCodec::fill_narrow(Scratch& mine, uint64_t b, uint8_t* out) const {
+void QuantCodec::fill_narrow(Scratch& mine, uint64_t b, uint8_t* out) {
   if (options_.bits > 4) return encode_block(mine, b, Carrier::kLevels, out);
   if (options_.bits > 2) return encode_block(mine, b, Carrier::kIndices, out);
-  auto* nibbles = mine.levels.as<uint8_t>();
+  auto* nibbles = mine.wide.as<uint8_t>();
   encode_block(mine, b, Carrier::kIndices, nibbles);
   pack_indices(nibbles, blocks_[b].size, options_.bits, out);
 }

@@ -39,6 +39,7 @@ Status QuantCodec::set_up() {
   }
   ADDEND_TRY(cut_blocks(layout()));
   ADDEND_TRY(residual_.reserve(options_.feedback, blocks_.padded(), blocks_.size()));
+  if (options_.feedback == Feedback::kFloat) ADDEND_TRY(residual_.reserve_draft());
   return options_.norms == Norms::kAhead ? residual_.reserve_norms() : Status{};
 }
 
@@ -142,13 +143,14 @@ double QuantCodec::slow_norm(const float* x, uint64_t n) const {
 
 // What this worker says about a block in round 0. Rotation keeps the norm, so without a residual
 // the elements themselves will do.
-uint32_t QuantCodec::norm_lane(Scratch& mine, uint64_t b) const {
+uint32_t QuantCodec::norm_lane(Scratch& mine, uint64_t b) {
   const Block& block = blocks_[b];
   const float* x = mine.rotated.as<float>();
   uint64_t n = block.size;
   double unrotated = 1;
   if (keeps_rotated()) {
     load_rotated(mine, b, 1);
+    if (residual_.has_draft()) std::copy_n(x, n, residual_.draft() + block.place);
     unrotated = rotates() ? 1 / std::sqrt(static_cast<double>(block.size)) : 1;
   } else if (source_type() == DType::kF32) {
     x = static_cast<const float*>(source_) + block.begin;

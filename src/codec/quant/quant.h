@@ -51,7 +51,7 @@ class QuantCodec final : public QuantPlan {
     Buffer rotated;  // float, one block
     Buffer lost;     // float, one block
     Buffer levels;   // u8, one block
-    Buffer wide;     // with `down`: u32, twice the sums of one block
+    Buffer wide;     // with `down`: u32, twice the sums of one block; or its indices
   };
   // Lanes of one type, in block order.
   struct LanePlane {
@@ -84,7 +84,7 @@ class QuantCodec final : public QuantPlan {
   void for_each_block(const Body& body);
   const uint64_t* signs(Scratch& mine, const Block& block, uint64_t epoch) const;
   void load_rotated(Scratch& mine, uint64_t b, float prescale) const;
-  uint32_t norm_lane(Scratch& mine, uint64_t b) const;
+  uint32_t norm_lane(Scratch& mine, uint64_t b);
   double slow_norm(const float* x, uint64_t n) const;
 
   void open_norms(Round& round);
@@ -100,9 +100,10 @@ class QuantCodec final : public QuantPlan {
   void choose_samples();
   bool is_broken_here(uint64_t b) const;
   Quantiser quantiser(uint64_t b, const Part& part, float norm) const;
-  void encode_block(Scratch& mine, uint64_t b, Carrier as, uint8_t* out) const;
+  void encode_block(Scratch& mine, uint64_t b, Carrier as, uint8_t* out);
+  void draft_residual(Scratch& mine, uint64_t b, Carrier as, const uint8_t* coded);
   void fill_lanes(Scratch& mine, uint64_t b);
-  void fill_narrow(Scratch& mine, uint64_t b, uint8_t* out) const;
+  void fill_narrow(Scratch& mine, uint64_t b, uint8_t* out);
   void fill_gaps(LanePlane& plane);
   Status check_narrow() const;
   void dequantise_block(Scratch& mine, uint64_t b, float factor, float offset) const;
@@ -111,6 +112,7 @@ class QuantCodec final : public QuantPlan {
   void sample(Scratch& mine, uint64_t b);
   void decode_block(Scratch& mine, uint64_t b, double contributors, void* target) const;
   void keep_residual(Scratch& mine, uint64_t b);
+  void take_draft();
   void turn_residual();
 
   // The step.

@@ -36,12 +36,7 @@ void QuantCodec::load_rotated(Scratch& mine, uint64_t b, float prescale) const {
   } else if (direct) {
     std::memcpy(rotated, source, uint64_t{block.size} * 4);
   }
-  if (!keeps_rotated()) return;
-  auto* owed = mine.lost.as<float>();
-  std::fill_n(owed, block.size, 0.0f);
-  residual_.add_to(b, block.place, block.size, owed);
-  for (uint64_t i = 0; i < block.size; ++i)
-    rotated[i] += owed[i] * prescale;
+  if (keeps_rotated()) residual_.add_to(b, block.place, block.size, rotated, prescale);
 }
 
 // `norm` is the shared norm in the units of the elements given to the quantiser.
@@ -67,7 +62,7 @@ bool QuantCodec::is_broken_here(uint64_t b) const {
 }
 
 // Writes the levels of a block, one a byte, or its indices, two a byte.
-void QuantCodec::encode_block(Scratch& mine, uint64_t b, Carrier as, uint8_t* out) const {
+void QuantCodec::encode_block(Scratch& mine, uint64_t b, Carrier as, uint8_t* out) {
   const Block& at = blocks_[b];
   const Part& part = parts_[b];
   const float prescale = prescale_of(part.norm);
@@ -75,13 +70,38 @@ void QuantCodec::encode_block(Scratch& mine, uint64_t b, Carrier as, uint8_t* ou
     std::memset(out, 0, as == Carrier::kIndices ? at.size / 2 : at.size);
     return;
   }
-  load_rotated(mine, b, prescale);
+  auto* rotated = mine.rotated.as<float>();
+  if (residual_.has_draft() && prescale == 1) {  // norm_lane left it there
+    std::copy_n(residual_.draft() + at.place, at.size, rotated);
+  } else {
+    load_rotated(mine, b, prescale);
+  }
   const Quantiser q = quantiser(b, part, part.norm * prescale);
   if (as == Carrier::kIndices) {
-    quantise_indices(q, mine.rotated.as<float>(), at.size, out);
+    quantise_indices(q, rotated, at.size, out);
   } else {
-    quantise_levels(q, mine.rotated.as<float>(), at.size, out);
+    quantise_levels(q, rotated, at.size, out);
   }
+  if (residual_.has_draft()) draft_residual(mine, b, as, out);
+}
+
+// What mine.rotated had beyond the levels, or indices, that were made of it.
+void QuantCodec::draft_residual(Scratch& mine, uint64_t b, Carrier as, const uint8_t* coded) {
+  const Block& at = blocks_[b];
+  const Part& part = parts_[b];
+  const uint8_t* levels = coded;
+  if (as == Carrier::kIndices) {
+    look_up(codings_[part.coding].levels8.data(), coded, at.size, mine.levels.as<uint8_t>());
+    levels = mine.levels.as<uint8_t>();
+  }
+  const float prescale = prescale_of(part.norm);
+  const Affine values = level_values(grid(codings_[part.coding]), part.norm * prescale);
+  const auto* rotated = mine.rotated.as<float>();
+  auto* lost = mine.lost.as<float>();
+  dequantise(levels, at.size, values.factor, values.offset, lost);
+  for (uint64_t i = 0; i < at.size; ++i)
+    lost[i] = (rotated[i] - lost[i]) / prescale;
+  residual_.store_draft(at.place, at.size, lost);
 }
 
 Status QuantCodec::encode(Round& round) {

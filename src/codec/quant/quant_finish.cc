@@ -61,8 +61,9 @@ void QuantCodec::decode_block(Scratch& mine, uint64_t b, double contributors, vo
   }
 }
 
-// What this worker's levels did not say stays behind for the next step. The levels are found again
-// (rounding is a function of the seeds), so that a step that is cancelled has changed nothing.
+// What this worker's levels did not say stays behind for the next step. Floats were drafted while
+// they were encoded; bytes, and residuals by position, are found once more (rounding is a function
+// of the seeds). So a step that is cancelled has changed nothing.
 //
 // If they are not in the sum, the contributors' mean stands for this worker's gradient, which is
 // thereby counted: keeping it would count it again. What the worker owed before, it still owes.
@@ -71,6 +72,7 @@ void QuantCodec::keep_residual(Scratch& mine, uint64_t b) {
   const Part& part = parts_[b];
   if (part.broken || excluded_) return;
   if (indexed()) return keep_by_position(mine, b);
+  if (residual_.has_draft()) return;
   auto* rotated = mine.rotated.as<float>();
   auto* lost = mine.lost.as<float>();
   if (part.norm == 0) {
@@ -86,6 +88,22 @@ void QuantCodec::keep_residual(Scratch& mine, uint64_t b) {
   for (uint64_t i = 0; i < at.size; ++i)
     lost[i] = (rotated[i] - lost[i]) / prescale;
   residual_.store(b, at.place, at.size, lost);
+}
+
+// Blocks that were not encoded: broken ones owe what they did; of those that were silent, nothing
+// is owed, or ahead of a norm all that there is.
+void QuantCodec::take_draft() {
+  for (uint64_t b = 0; b < blocks_.size(); ++b) {
+    const Block& at = blocks_[b];
+    if (parts_[b].broken) {
+      residual_.keep_as_draft(at.place, at.size);
+    } else if (parts_[b].norm == 0 && ahead_) {
+      residual_.store_draft(at.place, at.size, residual_.draft() + at.place);
+    } else if (parts_[b].norm == 0) {
+      std::fill_n(residual_.draft() + at.place, at.size, 0.0f);
+    }
+  }
+  residual_.take_draft();
 }
 
 // At the end of a sign period the residual moves to the next period's coordinates.
@@ -116,6 +134,7 @@ Status QuantCodec::do_finish(void* gradient) {
     if (residual_.any()) keep_residual(mine, b);
     decode_block(mine, b, contributors_, target);
   });
+  if (residual_.has_draft() && !excluded_) take_draft();
   turn_residual();
   keep_norms();
   if (indexed()) finish_index(gradient);

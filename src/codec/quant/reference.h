@@ -76,6 +76,11 @@ inline void widen(const narrow::Group& group, uint32_t first, const uint8_t* val
     twice[i] = static_cast<uint32_t>(narrow::widened_twice(group, first + i, values[i]));
 }
 
+inline void look_up(const uint8_t levels[16], const uint8_t* packed, uint64_t n, uint8_t* out) {
+  for (uint64_t i = 0; i < n; ++i)
+    out[i] = levels[packed[i / 2] >> (i % 2 * 4) & 15];
+}
+
 template <typename T>
 void dequantise(const T* sums, uint64_t n, float factor, float offset, float* x) {
   for (uint64_t i = 0; i < n; ++i)
