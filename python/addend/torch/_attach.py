@@ -39,6 +39,7 @@ def attach(
     *,
     overrides: Mapping[str, str] | None = None,
     scaler: Any | None = None,
+    optimizer: Any | None = None,
     deadline: float | None = None,
     seed: int = 0,
     link: Link | None = None,
@@ -50,8 +51,10 @@ def attach(
     """Sends the gradients of a DistributedDataParallel model compressed. Collective.
 
     codec: "exact" (lossless, chosen per bucket, dense where that is cheaper), "quant:bits=4", or
-    any other spec. overrides: specs by parameter name pattern ({"*.bias": "dense"}), the first
-    match counts. scaler: the GradScaler in use, if any, so that residuals follow its scale.
+    any other spec; "adaptive" chooses among them for each bucket while training runs, and
+    Handle.explain says why (docs/adaptive.md). overrides: specs by parameter name pattern
+    ({"*.bias": "dense"}), the first match counts. scaler: the GradScaler in use, if any, so that
+    residuals follow its scale. optimizer: for "adaptive", whose learning rate it is that changes.
     A lossy codec leaves embedding tables to "exact" unless overrides name them (docs/pytorch.md).
     deadline: seconds that a bucket may wait for another rank before the step fails on all of them;
     the timeout of the model's process group when not given. seed: of quantisation; the same on all
@@ -81,7 +84,7 @@ def attach(
         link = link or Link()
         if aggregator is not None:
             for name in names.values():
-                check_order_is_nothing(name, specs.of(name))
+                check_order_is_nothing(name, specs.of(name, "dense" if specs.adaptive else None))
     sparse = _sparse_parameters(model.module)
     for name in sparse:
         if keeps_residual(specs.of(name)):
@@ -91,7 +94,18 @@ def attach(
     try:
         if engine.repeats and sparse:
             raise Unsupported(f"{sparse[0]}: sparse gradients have no sums without late ranks")
-        handle = Handle(model, specs, engine, seed=seed, in_place=in_place, scaler=scaler)
+        if engine.repeats and specs.adaptive:
+            raise Unsupported("adaptive has no sums without late ranks")
+        handle = Handle(
+            model,
+            specs,
+            engine,
+            seed=seed,
+            in_place=in_place,
+            scaler=scaler,
+            optimizer=optimizer,
+            fixed=pinned(deterministic),
+        )
     except Exception:
         engine.close()
         raise
@@ -115,7 +129,7 @@ def _warn(specs: Specs, names: list[str]) -> None:
     unmatched = specs.unmatched(names)
     if unmatched:
         _log.PLAN.warning("overrides that match no parameter: %s", ", ".join(unmatched))
-    if specs.spared:
+    if specs.spared and not specs.adaptive:
         _log.PLAN.warning(
             "%s is lossy, so embedding tables stay with exact: %s (overrides= says otherwise)",
             specs.default,

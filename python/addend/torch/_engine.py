@@ -199,6 +199,10 @@ class Engine:
 
     def agree_now(self, place: Place, plan: Plan) -> None:
         """The same, waited for."""
+        self.sum_now(place, plan, self._nothing, self._zero)
+
+    def sum_now(self, place: Place, plan: Plan, codec: Codec, tensor: torch.Tensor) -> None:
+        """Sums a tensor on the CPU by a codec of its own, and waits for it."""
         ended = threading.Event()
         errors: list[Exception] = []
 
@@ -206,7 +210,7 @@ class Engine:
             errors.append(error)
             ended.set()
 
-        self.agree(place, plan, lambda _: ended.set(), failed)
+        self.run(place, plan, [Part(codec, tensor.data_ptr())], lambda _: ended.set(), failed)
         try:
             ended.wait()
         except KeyboardInterrupt as interrupt:  # the others would wait for this rank

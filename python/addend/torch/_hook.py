@@ -16,6 +16,7 @@ import addend
 from addend import Codec, InvalidArgument, Mismatch
 from addend.pipeline import Outcome
 from addend.torch import _log
+from addend.torch._adaptive import Adaptive, Shape
 from addend.torch._bucket import (
     DTYPES,
     Codecs,
@@ -30,7 +31,7 @@ from addend.torch._engine import Engine, value_of
 from addend.torch._meter import Meter, profiler_range
 from addend.torch._peers import Place
 from addend.torch._sparse import SparseSums
-from addend.torch._specs import Specs, bare, kind_of, names_of
+from addend.torch._specs import Specs, bare, keeps_residual, kind_of, names_of
 
 STATE_FORMAT = 1
 # Up to here a pass over a bucket costs backward less than another thread does.
@@ -48,9 +49,12 @@ class _Bucket:
     key: tuple[Any, ...]
     buffer: torch.Tensor  # DDP's own: as long as it is this one, it holds the same parameters
     names: list[str]
+    sizes: list[int]  # elements of each
     plan: Plan
     codecs: Optional[Codecs]  # None: none takes these elements
     owners: list[tuple[str, Codec, int]]  # parameter, its codec, its segment there
+    spec: str = ""  # the controller's choice, where there is one
+    owed: Optional[torch.Tensor] = None  # what codecs before these kept; the next step sends it
     agreed: bool = False  # all ranks have been seen to have it
     sums: Optional[torch.Tensor] = None  # where the backend adds what must not be written to
 
@@ -141,7 +145,10 @@ class Handle:
         seed: int,
         in_place: Optional[bool],
         scaler: Optional[Any],
+        optimizer: Optional[Any] = None,
+        fixed: bool = False,
     ) -> None:
+        """`fixed`: plans follow from gradients alone."""
         self._specs, self._engine, self._seed, self._scaler = specs, engine, seed, scaler
         self._hook = hook_of(model)
         self._meter = Meter(self._engine.rank)
@@ -152,6 +159,17 @@ class Handle:
         self._buckets: dict[int, _Bucket] = {}
         self._parked: dict[str, _Residual] = {}  # of parameters that are in no bucket now
         self._sparse: dict[str, SparseSums] = {}
+        self._references: dict[int, _Bucket] = {}  # for steps in which everything goes dense
+        self._adaptive: Optional[Adaptive] = None
+        if specs.adaptive:
+            self._adaptive = Adaptive(
+                specs.default.partition(":")[2],
+                engine,
+                fixed=fixed,
+                optimizer=optimizer,
+                seed=seed,
+                residual_ratio=self._residual_ratio,
+            )
         self._step = -1
         self._last_index = -1
         self._loss_scale = 1.0
@@ -179,6 +197,8 @@ class Handle:
             known = self._buckets.get(index)
             if known is None or known.buffer is not buffer:
                 known = self._bucket(index, buffer, bucket.parameters())
+            if self._adaptive is not None:
+                known = self._adapt(place, known, buffer, bucket.parameters())
             if self._leaves(place, known, buffer):
                 promised = self._leave(place, known, buffer, is_last)
             else:
@@ -215,7 +235,10 @@ class Handle:
             known.agreed = True
             if memory.on_device:
                 memory.store(1.0 / self._engine.world)
-            self._meter.job_done(outcome.record, codecs.records(), place, outcome.repeats)
+            records = codecs.records()
+            self._meter.job_done(outcome.record, records, place, outcome.repeats)
+            if self._adaptive is not None:
+                self._adaptive.ended(place, outcome.record, records)
             if is_last:
                 self._step_done(place.step)
             with memory.order():
@@ -262,7 +285,10 @@ class Handle:
             return torch.mul(buffer, scale, out=known.sums)  # DDP copies it back when it is done
 
         def done() -> None:
-            self._meter.left_done(begin, time.perf_counter(), place, nbytes, mode)
+            end = time.perf_counter()
+            self._meter.left_done(begin, end, place, nbytes, mode)
+            if self._adaptive is not None:
+                self._adaptive.left(place, begin, end, nbytes)
             if is_last:
                 self._step_done(place.step)
 
@@ -275,7 +301,7 @@ class Handle:
         name = self._names.get(id(parameters[0]), str(place.bucket))
         sums = self._sparse.get(name)
         if sums is None:
-            spec = self._specs.of(name)
+            spec = self._specs.of(name, "exact" if self._adaptive is not None else None)
             sums = self._sparse[name] = SparseSums(self._engine, spec, name, self._seed)
         future, promised = self._promise(buffer)
 
@@ -297,6 +323,19 @@ class Handle:
 
     def _begin_step(self) -> None:
         self._step += 1
+        self._follow_scaler()
+        if self._adaptive is not None:
+            self._adaptive.begin_step(self._step, self._shapes())
+
+    def _shapes(self) -> tuple[Shape, ...]:
+        """Of the buckets that codecs take."""
+        found = [(i, b.buffer) for i, b in sorted(self._buckets.items()) if b.codecs is not None]
+        return tuple(
+            Shape(i, t.numel(), t.numel() * t.element_size(), t.dtype, t.device.type)
+            for i, t in found
+        )
+
+    def _follow_scaler(self) -> None:
         if self._scaler is None or not self._scaler.is_enabled():
             return
         scale = float(self._scaler.get_scale())
@@ -307,7 +346,83 @@ class Handle:
             for known in self._buckets.values():
                 for run in known.codecs.runs if known.codecs else []:
                     run.codec.scale_residual(factor)
+                if known.owed is not None:
+                    known.owed *= factor
             self._loss_scale = scale
+
+    # ---- plans that change
+
+    def _adapt(
+        self, place: Place, known: _Bucket, buffer: torch.Tensor, parameters: list[torch.Tensor]
+    ) -> _Bucket:
+        """The bucket as it is sent in this step. What it kept goes along to another codec."""
+        adaptive = self._adaptive
+        assert adaptive is not None
+        if known.codecs is None:
+            return known
+        adaptive.submitted(place.step, place.bucket, buffer, parameters)
+        if adaptive.is_reference(place.step):
+            plain = self._references.get(place.bucket)
+            if plain is None or plain.key != known.key:
+                plain = self._make_bucket(place.bucket, known.key, buffer, parameters, "dense")
+                self._references[place.bucket] = plain
+            plain.buffer = buffer
+            return plain
+        if known.spec != adaptive.spec(place.bucket):
+            self._park([place.bucket])
+            known = self._make_bucket(place.bucket, known.key, buffer, parameters)
+            self._buckets[place.bucket] = known
+        if known.owed is not None:
+            buffer += known.owed.to(buffer.device)
+            known.owed = None
+        return known
+
+    def _kept(self, known: _Bucket) -> Optional[torch.Tensor]:
+        """What a bucket still has to send, in its own elements; None: nothing."""
+        kept = None if known.owed is None else known.owed.clone()
+        for run in known.codecs.runs if known.codecs is not None else []:
+            if not keeps_residual(run.codec.spec):
+                continue
+            own = torch.empty(run.elements)
+            run.codec.read_residual(own.data_ptr())
+            if kept is None:
+                kept = torch.zeros(known.buffer.numel())
+            kept[run.begin : run.begin + run.elements] += own
+        return kept
+
+    def _residual_ratio(self, index: int, norm: float) -> float:
+        kept = self._kept(self._buckets[index])
+        if kept is None:
+            return 0.0
+        return float(kept.double().norm()) / norm if norm > 0 else 0.0
+
+    def _split(self, known: _Bucket) -> dict[str, _Residual]:
+        """The same by parameter."""
+        kept = self._kept(known)
+        if kept is None:
+            return {}
+        parts = kept.split(known.sizes)
+        return {
+            name: _Residual(part.numpy().tobytes(), self._loss_scale)
+            for name, part in zip(known.names, parts)
+            if bool(part.any())
+        }
+
+    def _owed(self, names: list[str], sizes: list[int]) -> Optional[torch.Tensor]:
+        """What was kept of these parameters, for the next step; None: nothing."""
+        owed: Optional[torch.Tensor] = None
+        begin = 0
+        for name, size in zip(names, sizes):
+            parked = self._parked.pop(name, None)
+            if parked is not None and parked.state:
+                if len(parked.state) != 4 * size:
+                    _log.STATE.warning("residual of %s dropped: it is of another size", name)
+                else:
+                    owed = torch.zeros(sum(sizes)) if owed is None else owed
+                    part = torch.frombuffer(bytearray(parked.state), dtype=torch.float32)
+                    owed[begin : begin + size] = part * (self._loss_scale / parked.loss_scale)
+            begin += size
+        return owed
 
     # ---- layouts
 
@@ -330,26 +445,44 @@ class Handle:
         """Takes residuals out of buckets whose parameters have moved."""
         for index in stale:
             known = self._buckets.pop(index)
-            for name, codec, segment in known.owners:
-                self._parked[name] = _Residual(codec.save_segment(segment), self._loss_scale)
+            self._parked.update(self._residuals(known))
             if known.codecs is not None:
                 known.codecs.close()
 
+    def _residuals(self, known: _Bucket) -> dict[str, _Residual]:
+        """What a bucket keeps, by parameter: states of its codecs, or plain floats where the next
+        codec may be another."""
+        if self._adaptive is not None:
+            return self._split(known)
+        return {
+            name: _Residual(codec.save_segment(segment), self._loss_scale)
+            for name, codec, segment in known.owners
+        }
+
     def _make_bucket(
-        self, index: int, key: tuple[Any, ...], buffer: torch.Tensor, parameters: list[torch.Tensor]
+        self,
+        index: int,
+        key: tuple[Any, ...],
+        buffer: torch.Tensor,
+        parameters: list[torch.Tensor],
+        choice: Optional[str] = None,
     ) -> _Bucket:
+        """`choice`: for a reference step; otherwise the controller's, if there is one."""
+        refers = choice is not None
+        if self._adaptive is not None and not refers:
+            choice = self._adaptive.spec(index)
         names = [self._names.get(id(p), f"unnamed.{index}.{i}") for i, p in enumerate(parameters)]
         sizes = [p.numel() for p in parameters]
         rows = [rows_of(p) for p in parameters]
         if sum(sizes) != buffer.numel():  # padded by a release we do not know: one anonymous piece
             names, sizes, rows = [f"bucket.{index}"], [buffer.numel()], [0]
         dtype = DTYPES.get(buffer.dtype)
-        specs = [self._specs.of(name) for name in names]
+        specs = [choice if choice and refers else self._specs.of(name, choice) for name in names]
         lines = [f"{n} {s} {spec}" for n, s, spec in zip(names, sizes, specs)]
         plan = Plan(f"{buffer.dtype} {buffer.numel()} {buffer.device.type}: " + "; ".join(lines))
         if dtype is None:
             _log.PLAN.info("bucket %d: %s has no codec, travels as it is", index, buffer.dtype)
-            return _Bucket(key, buffer, names, plan, None, [])
+            return _Bucket(key, buffer, names, sizes, plan, None, [])
         there = self._engine.encodes_on_device(set(specs), dtype, buffer.device)
         pieces = not there and len(set(specs)) == 1 and kind_of(specs[0]) in _PIECED
         largest = _PIECE_ELEMENTS if pieces else buffer.numel()
@@ -379,7 +512,10 @@ class Handle:
             ", encoded on the device" if there else "",
         )
         codecs = Codecs(runs, buffer.element_size(), there, pieces)
-        return _Bucket(key, buffer, names, plan, codecs, owners)
+        known = _Bucket(key, buffer, names, sizes, plan, codecs, owners, choice or "")
+        if self._adaptive is not None and not refers:
+            known.owed = self._owed(names, sizes)
+        return known
 
     def _make_codec(
         self,
@@ -410,7 +546,7 @@ class Handle:
             device="cuda" if there else "cpu",
             stream=side_stream(device).cuda_stream if there else 0,
         )
-        for i, parameter in enumerate(parameters):
+        for i, parameter in enumerate(parameters if self._adaptive is None else []):
             parked = self._parked.pop(parameter.name, None)
             if parked is None or not parked.state:
                 continue
@@ -442,7 +578,26 @@ class Handle:
 
     def metrics(self) -> dict[str, float]:
         """Totals since attach, with `/`-separated keys; docs/python.md lists them."""
-        return self._meter.snapshot()
+        adaptive = self._adaptive.metrics() if self._adaptive is not None else {}
+        return {**self._meter.snapshot(), **adaptive}
+
+    def explain(self) -> str:
+        """In words: what each bucket has, and why."""
+        if self._adaptive is not None:
+            return self._adaptive.explain()
+        lines = [f"fixed: {self._specs}"]
+        for index, known in sorted(self._buckets.items()):
+            specs = sorted({self._specs.of(name) for name in known.names})
+            lines.append(f"bucket {index}: {sum(known.sizes)} elements, {', '.join(specs)}")
+        return "\n".join(lines)
+
+    def save_decisions(self, path: str) -> None:
+        """Writes what an adaptive run saw and decided, for `addend replay`; the same on all ranks
+        but for the file."""
+        if self._adaptive is None:
+            raise InvalidArgument(f"{self._specs} decides nothing: attach with codec='adaptive'")
+        with open(path, "w") as file:
+            file.write(self._adaptive.trace())
 
     def start_trace(self, path: str, steps: int = 10) -> None:
         """Records the next `steps` steps of this rank into a Chrome/Perfetto JSON file."""
@@ -458,8 +613,7 @@ class Handle:
         self._engine.drain()
         residuals = dict(self._parked)
         for known in self._buckets.values():
-            for name, codec, segment in known.owners:
-                residuals[name] = _Residual(codec.save_segment(segment), self._loss_scale)
+            residuals.update(self._residuals(known))
         return {
             "format": STATE_FORMAT,
             "step": self._step + 1,
@@ -517,6 +671,7 @@ class Handle:
             if known.codecs is not None:
                 known.codecs.close()
         self._buckets.clear()
+        self._references.clear()
         self._parked = kept
         self._seed = int(state["seed"])
         self._step = int(state["step"]) - 1
@@ -542,6 +697,8 @@ class Handle:
         """Ends its threads. The model cannot run backward afterwards; `detach` lets it."""
         self._meter.stop_trace()
         self._engine.close()
+        if self._adaptive is not None:
+            self._adaptive.close()
 
     @property
     def failure(self) -> Optional[addend.Error]:

@@ -14,6 +14,10 @@ from addend import Codec, InvalidArgument
 MOST_INDEX_BITS = 4
 # Codecs that always keep a residual: what they leave out in one step travels in a later one.
 _KEEPERS = ("lowrank", "topk", "threshold", "dgc", "redsync", "random", "leader")
+ADAPTIVE = "adaptive"  # no codec: a controller chooses among several
+_LOSSLESS = ("exact", "dense")
+# What these keep, rotated or on a device or a velocity, cannot go along to another codec.
+_STAYERS = ("quant", "cast", "dgc")
 
 
 def tuned(spec: str) -> str:
@@ -79,8 +83,9 @@ def tables_of(module: torch.nn.Module) -> set[int]:
 class Specs:
     """The default and the overrides by name pattern; the first pattern that matches counts.
 
-    A lossy default leaves `tables`, by name, to `exact`: most rows of an embedding have no gradient
-    in a step, and the error that a lossy codec spreads over its blocks would move them.
+    With "adaptive", buckets have a codec of the controller's choice wherever no override matches.
+    A lossy default, or choice, leaves `tables`, by name, to `exact`: most rows of an embedding have
+    no gradient in a step, and the error that a lossy codec spreads over its blocks would move them.
     """
 
     def __init__(
@@ -88,10 +93,16 @@ class Specs:
     ) -> None:
         self.default = tuned(default)
         self._overrides = {bare(pattern): tuned(spec) for pattern, spec in overrides.items()}
-        for spec in (self.default, *self._overrides.values()):
+        self.adaptive = kind_of(default) == ADAPTIVE
+        for spec in (*(() if self.adaptive else (self.default,)), *self._overrides.values()):
             check(spec, world)
-        lossless = kind_of(self.default) in ("exact", "dense")
+            if self.adaptive and kind_of(spec) in _STAYERS and keeps_residual(spec):
+                raise InvalidArgument(
+                    f"{spec}: what this codec keeps cannot move between plans, so not beside"
+                    " adaptive"
+                )
         overridden = {name for name in tables if self._override(name) is not None}
+        lossless = kind_of(self.default) in _LOSSLESS
         self.spared = frozenset(() if lossless else set(tables) - overridden)
 
     def _override(self, name: str) -> str | None:
@@ -100,8 +111,11 @@ class Specs:
                 return spec
         return None
 
-    def of(self, name: str) -> str:
-        return self._override(name) or ("exact" if name in self.spared else self.default)
+    def of(self, name: str, choice: str | None = None) -> str:
+        """`choice`: the controller's for its bucket, where there is one."""
+        spec = choice or self.default
+        spared = name in self.spared and kind_of(spec) not in (*_LOSSLESS, ADAPTIVE)
+        return self._override(name) or ("exact" if spared else spec)
 
     def unmatched(self, names: Collection[str]) -> list[str]:
         """Patterns that no name matches."""

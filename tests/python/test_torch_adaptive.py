@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""codec="adaptive": plans that change while a model trains, alike on all ranks, and lose nothing.
+
+With deterministic=True and a link that is given, plans follow from gradients alone: so what a plan
+is can be asserted on any machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from ranks import run_ranks  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from training import (  # noqa: E402
+    Recommender,
+    assert_lossless,
+    fit,
+    generator,
+    recommender_loss,
+    trainer,
+)
+
+import addend  # noqa: E402
+from addend.torch import Link, attach  # noqa: E402
+
+STEPS = 40
+SLOW, FAST = Link(50.0, 0.05), Link(50.0, 100.0)
+
+
+def asked(link: Link = SLOW, options: str = "window=5,window_s=0", **more: Any) -> dict[str, Any]:
+    return {"codec": f"adaptive:{options}", "deterministic": True, "link": link, **more}
+
+
+def plans(handle: Any) -> list[list[int]]:
+    """Those of all windows, having seen that all ranks have the same trace."""
+    text = handle._adaptive.trace()
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, text)
+    assert len(set(everyone)) == 1
+    return [window["decision"]["plan"] for window in json.loads(text)["windows"]]
+
+
+# ---- what it chooses
+
+
+def train_sparse(rank: int, world: int) -> None:
+    plain = fit(Recommender, recommender_loss, None, steps=STEPS)
+    made = trainer(
+        Recommender, recommender_loss, "", attach=asked(options="window=5,window_s=0,floor=exact")
+    )
+    assert "dense" in made.handle.explain()
+    made.run(0, STEPS)
+    found = plans(made.handle)
+    assert found[-1] != [0] * len(found[-1])
+    words, metrics = made.handle.explain(), made.handle.metrics()
+    assert ", exact: " in words
+    assert metrics["adaptive/switches"] >= 1
+    assert metrics["adaptive/phi"] == 1
+    assert metrics["ratio"] > 1.5
+    assert metrics["mode/dense"] > 0  # the first window, and steps to compare with
+    assert_lossless(made.result(), plain)
+    made.handle.close()
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_sparse_gradients_on_a_slow_link_go_over_to_exact(world: int) -> None:
+    run_ranks(world, train_sparse)
+
+
+def dense_model() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 8))
+
+
+def dense_loss(model: torch.nn.Module, rank: int, step: int) -> torch.Tensor:
+    x = torch.randn(16, 64, generator=generator(rank, step))
+    loss: torch.Tensor = ((model(x) - 0.5) ** 2).mean()
+    return loss
+
+
+def train_dense(rank: int, world: int) -> None:
+    plain = fit(dense_model, dense_loss, None, steps=STEPS)
+    made = trainer(dense_model, dense_loss, "", attach=asked(FAST))
+    made.run(0, STEPS)
+    assert {choice for plan in plans(made.handle) for choice in plan} == {0}
+    assert_lossless(made.result(), plain)
+    # Backward goes on without us.
+    made.handle.detach()
+    made.run(STEPS, 2)
+    made.result()
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_small_dense_model_stays_dense(world: int) -> None:
+    run_ranks(world, train_dense)
+
+
+def train_measured(rank: int, world: int, folder: Path) -> list[list[int]]:
+    options = "window=8,window_s=0,floor=fast"
+    model = functools.partial(Recommender, depth=3)
+    made = trainer(model, recommender_loss, "", attach={"codec": f"adaptive:{options}"})
+    made.run(0, 60)
+    made.handle.save_decisions(str(folder / f"{rank}.json"))
+    metrics = made.handle.metrics()
+    assert metrics["adaptive/windows"] >= 3
+    assert metrics["adaptive/realised_s"] > 0
+    made.result()
+    found = plans(made.handle)
+    made.handle.close()
+    return found
+
+
+def test_with_measured_times_all_ranks_still_decide_alike(tmp_path: Path) -> None:
+    first, *others = run_ranks(2, train_measured, tmp_path)
+    assert all(other == first for other in others)
+    assert (tmp_path / "0.json").read_text() == (tmp_path / "1.json").read_text()
+
+
+# ---- what it keeps
+
+SHAPE = (96, 64)
+# Every change that there is, between codecs that keep something and codecs that do not.
+FACTORS, TOP, FEW = "lowrank:rank=4", "topk:density=0.1", "topk:density=0.025"
+SCRIPT = ("dense", FACTORS, "exact", FACTORS, TOP, FACTORS, "dense", FACTORS)
+# Those that copy elements: then whole numbers stay whole numbers.
+COPYING = ("dense", TOP, "exact", TOP, FEW, "dense", FEW, TOP)
+
+
+def whole_numbers(rank: int, step: int) -> torch.Tensor:
+    return torch.randint(-8, 9, SHAPE, generator=generator(rank, step)).float()
+
+
+def follow(handle: Any, script: tuple[str, ...]) -> None:
+    """Makes the controller say this, whatever it sees."""
+    adaptive = handle._adaptive
+    specs = [one.spec for one in adaptive._candidates]
+    inner = adaptive._make_controller
+
+    def scripted(shapes: Any) -> Any:
+        controller = inner(shapes)
+        decide, left = controller.decide, list(script)
+
+        def said(signals: list[float]) -> Any:
+            found = decide(signals)
+            choice = specs.index(left.pop(0) if len(left) > 1 else left[0])
+            return found._replace(plan=(choice,) * len(found.plan), reference_steps=1, steps=5)
+
+        controller.decide = said
+        return controller
+
+    adaptive._make_controller = scripted
+
+
+def send(model: Any, rank: int, step: int) -> torch.Tensor:
+    """A step whose gradient is known; what came back."""
+    weight = next(model.parameters())
+    weight.grad = None
+    (model(torch.ones(1)) * whole_numbers(rank, step)).sum().backward()
+    assert weight.grad is not None
+    grad: torch.Tensor = weight.grad.clone()
+    return grad
+
+
+class OneMatrix(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(SHAPE))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * x
+
+
+def conserve(rank: int, world: int, script: tuple[str, ...]) -> float:
+    """The largest difference, at any step, of what was sent and kept to all gradients."""
+    model = DistributedDataParallel(OneMatrix())
+    handle = attach(model, **asked())
+    follow(handle, script)
+    sent = torch.zeros(SHAPE, dtype=torch.float64)
+    given = torch.zeros(SHAPE, dtype=torch.float64)
+    worst, kept_at_all = 0.0, 0.0
+    for step in range(5 * len(script) + 7):
+        sent += send(model, rank, step).double() * world
+        given += sum(whole_numbers(r, step).double() for r in range(world))
+        kept = handle._kept(handle._buckets[0])
+        everyone: list[Any] = [None] * world
+        dist.all_gather_object(everyone, torch.zeros(SHAPE) if kept is None else kept.view(SHAPE))
+        all_kept = sum(one.double() for one in everyone)
+        kept_at_all = max(kept_at_all, float(all_kept.abs().max()))
+        worst = max(worst, float((sent + all_kept - given).abs().max()))
+    assert kept_at_all > 1, "nothing was ever kept: this shows nothing"
+    handle.close()
+    return worst
+
+
+def test_what_is_sent_and_what_is_kept_is_all_there_was_across_every_switch() -> None:
+    # Sums of some 40 steps of up to 8: what a float rounds there, and no gradient.
+    assert max(run_ranks(2, conserve, SCRIPT)) < 1e-3
+
+
+def test_to_the_last_bit_where_codecs_copy_whole_numbers() -> None:
+    assert max(run_ranks(2, conserve, COPYING)) == 0
+
+
+def restart(rank: int, world: int, folder: Path) -> None:
+    """A state is saved with something kept, and loaded where everything begins dense."""
+    model = DistributedDataParallel(OneMatrix())
+    handle = attach(model, **asked())
+    follow(handle, ("lowrank:rank=4",))
+    for step in range(14):
+        send(model, rank, step)
+    kept = handle._kept(handle._buckets[0])
+    assert kept is not None
+    state = handle.state_dict()
+    handle.close()
+    other = DistributedDataParallel(OneMatrix())
+    second = attach(other, **asked())
+    second.load_state_dict(state)
+    got = send(other, rank, 14).double() * world
+    everyone: list[Any] = [None] * world
+    dist.all_gather_object(everyone, kept.view(SHAPE).double())
+    wanted = sum(whole_numbers(r, 14).double() for r in range(world)) + sum(everyone)
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-4)
+    second.close()
+
+
+def test_a_restart_sends_what_was_kept(tmp_path: Path) -> None:
+    run_ranks(2, restart, tmp_path)
+
+
+# ---- what is refused
+
+
+@dataclasses.dataclass
+class _Refusal:
+    arguments: dict[str, Any]
+    word: str
+
+
+def refuse(rank: int, world: int) -> None:
+    model = DistributedDataParallel(OneMatrix())
+    for refusal in (
+        _Refusal({"codec": "adaptive:floor=best"}, "safe"),
+        _Refusal({"codec": "adaptive:speed=9"}, "speed"),
+        _Refusal({"codec": "adaptive", "overrides": {"*": "quant:feedback=float"}}, "adaptive"),
+        _Refusal({"codec": "adaptive:policy=gravac"}, "gravac"),
+    ):
+        with pytest.raises(addend.Error, match=refusal.word):
+            attach(model, **refusal.arguments)
+    fixed = attach(model, codec="exact")
+    send(model, rank, 0)
+    assert "exact" in fixed.explain()
+    with pytest.raises(addend.InvalidArgument, match="adaptive"):
+        fixed.save_decisions("nowhere")
+    fixed.close()
+
+
+def test_what_it_cannot_do_it_says() -> None:
+    run_ranks(2, refuse)
