@@ -65,6 +65,19 @@ TEST(NormsAhead, DeliverInTheEndWhatGrewOrWasSilentBefore) {
   }
 }
 
+TEST(NormsAhead, ABlockThatWasSilentComesLateAndWhole) {
+  for (const std::string& spec : kSpecs) {
+    Owed owed(spec, quant_layout(4, 5000));
+    owed.step(0, 0);
+    owed.step(1, 1);
+    const double held_back = owed.left();
+    EXPECT_GT(held_back, 0) << spec;
+    for (uint64_t step = 0; step < 200; ++step)
+      owed.step(100 + step, 0);
+    EXPECT_LT(owed.left(), 1e-2 * held_back) << spec;
+  }
+}
+
 // Head-room costs a little resolution, and growing norms a little clipping.
 TEST(NormsAhead, LoseLittleMoreThanNormsOfTheStep) {
   const Layout layout = quant_layout(4, 1 << 15);
@@ -116,6 +129,10 @@ TEST(NormsAhead, ABrokenBlockIsBrokenInItsOwnStepAndOnlyThere) {
         const bool small = spec.find("block=64") != std::string::npos;
         ASSERT_EQ(broken, step != bad ? 0 : small ? 64u : 2048u) << spec << " step " << step;
         ASSERT_EQ(workers.report().nonfinite, broken) << spec;
+        // Of the broken block the norm before it stays, if there was one.
+        if (step > 1) {
+          ASSERT_EQ(workers.report().rounds, 1u) << spec << " step " << step;
+        }
       }
     }
   }
