@@ -313,12 +313,12 @@ def test_a_scaled_residual_goes_with_a_scaled_gradient() -> None:
 
 def test_a_residual_is_read_in_the_gradients_coordinates() -> None:
     (gradient,) = normal(1, 64)
-    for spec, segments in (
-        ("cast:bf16,feedback=float", ()),
+    cases: list[tuple[str, list[tuple[int, int, int]]]] = [
+        ("cast:bf16,feedback=float", []),
         ("lowrank:rank=1", [(1, 48, 6), (2, 16, 0)]),
-    ):
-        named = {"dtype": "float32", "count": 64, "world": 1, "worker": 0, "segments": segments}
-        with Codec(spec, **named) as codec:
+    ]
+    for spec, segments in cases:
+        with Codec(spec, dtype="float32", count=64, world=1, worker=0, segments=segments) as codec:
             summed = gradient.copy()
             all_reduce([codec], [summed])
             kept = np.empty(64, np.float32)

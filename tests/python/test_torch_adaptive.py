@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 from ranks import run_ranks  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from training import (  # noqa: E402
     Recommender,
@@ -76,13 +77,13 @@ def test_sparse_gradients_on_a_slow_link_go_over_to_exact(world: int) -> None:
     run_ranks(world, train_sparse)
 
 
-def dense_model() -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 8))
+def dense_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8))
 
 
-def dense_loss(model: torch.nn.Module, rank: int, step: int) -> torch.Tensor:
+def dense_loss(model: nn.Module, rank: int, step: int) -> Tensor:
     x = torch.randn(16, 64, generator=generator(rank, step))
-    loss: torch.Tensor = ((model(x) - 0.5) ** 2).mean()
+    loss: Tensor = ((model(x) - 0.5) ** 2).mean()
     return loss
 
 
@@ -134,8 +135,9 @@ SCRIPT = ("dense", FACTORS, "exact", FACTORS, TOP, FACTORS, "dense", FACTORS)
 COPYING = ("dense", TOP, "exact", TOP, FEW, "dense", FEW, TOP)
 
 
-def whole_numbers(rank: int, step: int) -> torch.Tensor:
-    return torch.randint(-8, 9, SHAPE, generator=generator(rank, step)).float()
+def whole_numbers(rank: int, step: int) -> Tensor:
+    numbers: Tensor = torch.randint(-8, 9, SHAPE, generator=generator(rank, step)).float()
+    return numbers
 
 
 def follow(handle: Any, script: tuple[str, ...]) -> None:
@@ -159,22 +161,22 @@ def follow(handle: Any, script: tuple[str, ...]) -> None:
     adaptive._make_controller = scripted
 
 
-def send(model: Any, rank: int, step: int) -> torch.Tensor:
+def send(model: Any, rank: int, step: int) -> Tensor:
     """A step whose gradient is known; what came back."""
     weight = next(model.parameters())
     weight.grad = None
     (model(torch.ones(1)) * whole_numbers(rank, step)).sum().backward()
     assert weight.grad is not None
-    grad: torch.Tensor = weight.grad.clone()
+    grad: Tensor = weight.grad.clone()
     return grad
 
 
-class OneMatrix(torch.nn.Module):
+class OneMatrix(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(SHAPE))
+        self.weight = nn.Parameter(torch.zeros(SHAPE))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.weight * x
 
 

@@ -41,7 +41,7 @@ def groups_of_several_backends(rank: int, world: int) -> list[str]:
         group = dist.new_group(backend=backend)
         found = all_reduce(torch.full((1000,), float(rank + 1)), group=group)
         assert torch.equal(found, torch.full((1000,), world * (world + 1) / 2))
-        own.append(dist.get_backend(_group.make_own(group, timeout_s=30)))
+        own.append(str(dist.get_backend(_group.make_own(group, timeout_s=30))))
     return own
 
 
