@@ -82,8 +82,10 @@ def leave_early(rank: int, model: nn.Module) -> None:
         one_step(model)
 
 
+# It says so by itself; or it is asked, if the backend notices first that it is gone.
 IN_FLIGHT = (
-    "rank 1 gave up: rank 1 of 2, step 2, bucket 0, round [01]: closed with buckets in flight"
+    "rank 1 (gave up|failed): rank 1 of 2, step 2, bucket 0, round [01]: closed with buckets in "
+    "flight"
 )
 # What happens, and how each rank ends: exit code and what it says. Nobody calls close.
 LEAVING: dict[str, tuple[Callable[..., None], list[tuple[int | None, str]]]] = {

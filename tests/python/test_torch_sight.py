@@ -255,7 +255,7 @@ def _check_events(found: dict[str, Any], rank: int, steps: list[int]) -> None:
     stages = collections.defaultdict(set)
     for event in complete:
         stages[event["args"]["step"], event["args"]["bucket"]].add(event["cat"])
-    assert set(stages) == {(step, bucket) for step in steps for bucket in range(BUCKETS)}
+    assert set(stages) == {(step, bucket) for step in steps for bucket in range(BUCKETS)}, stages
     float32 = [seen for seen in stages.values() if "encode" in seen]
     assert len(float32) == len(steps)  # doubles are not encoded
     assert all(seen == set(STAGES) for seen in float32)

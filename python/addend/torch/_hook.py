@@ -5,6 +5,7 @@ No postponed annotations here: DDP compares the hook's annotations with the type
 """
 
 import dataclasses
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
@@ -174,6 +175,9 @@ class Handle:
         self._last_index = -1
         self._loss_scale = 1.0
         self._last_submitted = 0.0
+        self._counting = threading.Lock()
+        self._unfinished = 0  # buckets of this step; guarded by _counting, as is the next
+        self._all_submitted = False
 
         self._hook.register(model, self)
 
@@ -190,9 +194,12 @@ class Handle:
             self._begin_step()
         self._last_index = index
         self._last_submitted = begin
-        place, is_last = Place(self._step, index), bucket.is_last()
+        place = Place(self._step, index)
+        with self._counting:
+            self._unfinished += 1
+            self._all_submitted = bucket.is_last()
         if buffer.is_sparse:
-            promised = self._sum_rows(place, buffer, bucket.parameters(), is_last)
+            promised = self._sum_rows(place, buffer, bucket.parameters())
         else:
             known = self._buckets.get(index)
             if known is None or known.buffer is not buffer:
@@ -200,9 +207,9 @@ class Handle:
             if self._adaptive is not None:
                 known = self._adapt(place, known, buffer, bucket.parameters())
             if self._leaves(place, known, buffer):
-                promised = self._leave(place, known, buffer, is_last)
+                promised = self._leave(place, known, buffer)
             else:
-                promised = self._encode(place, known, buffer, is_last)
+                promised = self._encode(place, known, buffer)
         self._meter.count("hook_calls")
         self._meter.count("time/hook_s", time.perf_counter() - begin)
         return promised
@@ -218,12 +225,17 @@ class Handle:
             future = torch.futures.Future(devices=[buffer.device])
         return future, future.then(value_of)
 
-    def _step_done(self, step: int) -> None:
-        """Counted before backward can return."""
-        self._meter.step_done(step, time.perf_counter() - self._last_submitted)
+    def _bucket_done(self, step: int) -> None:
+        """Said before backward can return. The last bucket of a step may be done before others: the
+        backend adds some, and our own thread the rest."""
+        with self._counting:
+            self._unfinished -= 1
+            over = self._all_submitted and self._unfinished == 0
+        if over:
+            self._meter.step_done(step, time.perf_counter() - self._last_submitted)
 
     def _encode(
-        self, place: Place, known: _Bucket, buffer: torch.Tensor, is_last: bool
+        self, place: Place, known: _Bucket, buffer: torch.Tensor
     ) -> "torch.futures.Future[torch.Tensor]":
         """The gradient travels as its codecs say."""
         future, promised = self._promise(buffer)
@@ -239,8 +251,7 @@ class Handle:
             self._meter.job_done(outcome.record, records, place, outcome.repeats)
             if self._adaptive is not None:
                 self._adaptive.ended(place, outcome.record, records)
-            if is_last:
-                self._step_done(place.step)
+            self._bucket_done(place.step)
             with memory.order():
                 future.set_result(buffer)
 
@@ -268,7 +279,7 @@ class Handle:
         return True
 
     def _leave(
-        self, place: Place, known: _Bucket, buffer: torch.Tensor, is_last: bool
+        self, place: Place, known: _Bucket, buffer: torch.Tensor
     ) -> "torch.futures.Future[torch.Tensor]":
         if known.codecs is not None:
             known.codecs.skip_step()
@@ -289,14 +300,13 @@ class Handle:
             self._meter.left_done(begin, end, place, nbytes, mode)
             if self._adaptive is not None:
                 self._adaptive.left(place, begin, end, nbytes)
-            if is_last:
-                self._step_done(place.step)
+            self._bucket_done(place.step)
 
         apart = buffer.device.type == "cpu" and nbytes >= _APART_BYTES
         return self._engine.leave(make, place, done, apart=apart)
 
     def _sum_rows(
-        self, place: Place, buffer: torch.Tensor, parameters: list[torch.Tensor], is_last: bool
+        self, place: Place, buffer: torch.Tensor, parameters: list[torch.Tensor]
     ) -> "torch.futures.Future[torch.Tensor]":
         name = self._names.get(id(parameters[0]), str(place.bucket))
         sums = self._sparse.get(name)
@@ -306,8 +316,7 @@ class Handle:
         future, promised = self._promise(buffer)
 
         def done(result: torch.Tensor) -> None:
-            if is_last:
-                self._step_done(place.step)
+            self._bucket_done(place.step)
             future.set_result(result)
 
         sums.run(
@@ -323,6 +332,8 @@ class Handle:
 
     def _begin_step(self) -> None:
         self._step += 1
+        with self._counting:
+            self._unfinished = 0  # a step that failed leaves some behind
         self._follow_scaler()
         if self._adaptive is not None:
             self._adaptive.begin_step(self._step, self._shapes())
