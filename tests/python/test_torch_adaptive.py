@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import types
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,9 @@ from training import (  # noqa: E402
 )
 
 import addend  # noqa: E402
+from addend.controller import BUCKET_SIGNALS, STEP_SIGNALS  # noqa: E402
 from addend.torch import Link, attach  # noqa: E402
+from addend.torch._adaptive import Adaptive, Shape, _Look  # noqa: E402
 
 STEPS = 40
 SLOW, FAST = Link(50.0, 0.05), Link(50.0, 100.0)
@@ -123,6 +126,28 @@ def test_with_measured_times_all_ranks_still_decide_alike(tmp_path: Path) -> Non
     first, *others = run_ranks(2, train_measured, tmp_path)
     assert all(other == first for other in others)
     assert (tmp_path / "0.json").read_text() == (tmp_path / "1.json").read_text()
+
+
+def bucket_signal(signals: list[float], name: str) -> float:
+    """Of rank 0's first bucket."""
+    return signals[len(STEP_SIGNALS) + BUCKET_SIGNALS.index(name)]
+
+
+def mean_energy(sums: Tensor) -> float:
+    """What a rank makes of the samples' sums."""
+    adaptive: Any = object.__new__(Adaptive)
+    adaptive._engine = types.SimpleNamespace(world=1)
+    adaptive._shapes = (Shape(0, sums.numel(), 4 * sums.numel(), sums.dtype, "cpu"),)
+    adaptive._looks = {0: _Look(sums, 1.0, False, {})}
+    signals = [0.0] * (len(STEP_SIGNALS) + len(BUCKET_SIGNALS))
+    adaptive._fill_in(sums, signals)
+    return bucket_signal(signals, "mean_energy")
+
+
+def test_what_every_rank_works_out_for_itself_has_no_order_of_additions() -> None:
+    sums = torch.randn(5000, generator=generator(0))
+    orders = [torch.randperm(5000, generator=generator(1, i)) for i in range(20)]
+    assert len({mean_energy(sums[order]) for order in orders}) == 1
 
 
 # ---- what it keeps

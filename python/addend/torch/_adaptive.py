@@ -469,7 +469,9 @@ class Adaptive:
             part = sums[begin : begin + look.sample.numel()].double()
             begin += look.sample.numel()
             mean = part / self._engine.world
-            mean_energy = float(mean.square().sum()) * look.scale
+            # Every rank works this out for itself, and a tensor's sum() has an order of its own on
+            # every kind of CPU.
+            mean_energy = math.fsum(mean.square().tolist()) * look.scale
             density = float((part != 0).double().mean()) if part.numel() else 0.0
             for rank in range(self._engine.world):
                 at = rank * per_rank + len(STEP_SIGNALS) + position * per_bucket
