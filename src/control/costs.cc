@@ -83,7 +83,10 @@ void Costs::learn_costs(const Observation& observation, std::span<const uint32_t
     compare(now.encode_s, used.encode_s, used.encode_excess);
     compare(now.decode_s, used.decode_s, used.decode_excess);
     if (plan[b] != 0) take(now.bytes, used.bytes);
-    if (setup_->candidates[plan[b]].loss != Loss::kNone) take(now.error, used.error);
+    const Loss loss = setup_->candidates[plan[b]].loss;
+    if (loss != Loss::kNone) take(now.error, used.error);
+    // Of gradient and residual, and newer than any probe.
+    if (loss == Loss::kBiased) take(1 - now.error, used.kept);
     take(now.ready_s, seen_[b].ready_s);
     take(now.energy, seen_[b].energy);
     take(now.mean_energy, seen_[b].mean_energy);

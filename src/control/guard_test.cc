@@ -19,6 +19,14 @@ SimulatedTraining slow_job(const char* options = "") {
   return job;
 }
 
+void lose(SimulatedTraining& job, double top10, double top20, double top40) {
+  job.error[kTop10] = top10;
+  job.error[kTop20] = top20;
+  job.error[kTop40] = top40;
+  for (const uint32_t c : {kTop10, kTop20, kTop40})
+    job.kept[c] = 1 - job.error[c];
+}
+
 TEST(Guard, NothingLossyBeforeNormsHaveSettled) {
   SimulatedTraining job = slow_job();
   ControlledRun run(job);
@@ -86,7 +94,7 @@ TEST(Guard, TheFactorRisesByTwoAWindowAndFallsAtOnce) {
   job.gbit = 0.1;
   job.setup.bytes_per_s = job.gbit * 1.25e8;
   job.error[kCast] = job.error[kQuant] = 0.5;
-  job.kept = {1, 1, 1, 1, 0.99, 0.98, 0.97};
+  lose(job, 0.01, 0.02, 0.03);
   ControlledRun run(job);
   double factor = 1;
   for (int window = 0; window < 8; ++window) {
@@ -95,8 +103,32 @@ TEST(Guard, TheFactorRisesByTwoAWindowAndFallsAtOnce) {
     factor = next;
   }
   EXPECT_EQ(factor, 40);
-  job.kept = {1, 1, 1, 1, 0.8, 0.6, 0.4};
+  lose(job, 0.2, 0.4, 0.6);
   EXPECT_EQ(run.go(1).plan, all(job, kTop10));
+}
+
+// Deterministic runs probe once: what a codec keeps later, only its own steps show.
+TEST(Guard, ASparsifierThatNobodyProbesGoesWhenItsStepsKeepTooLittle) {
+  SimulatedTraining job("floor=fast");
+  job.gbit = 0.1;
+  job.setup.bytes_per_s = job.gbit * 1.25e8;
+  job.error[kCast] = job.error[kQuant] = 0.5;
+  auto controller = std::move(*create_controller(job.setup));
+  Decision next;
+  next.plan = all(job, kDense);
+  for (int window = 0; window < 9; ++window) {
+    if (window == 8) {
+      ASSERT_EQ(next.plan, all(job, kTop10));
+      job.error[kTop10] = 0.4;
+    }
+    Observation seen = job.window(next.plan, 100, 0);
+    for (CandidateSignals& one : seen.candidates) {
+      if (window > 0) one.error = one.kept = std::nan("");
+    }
+    next = *controller->decide(seen);
+  }
+  EXPECT_EQ(next.plan, all(job, kDense));
+  EXPECT_EQ(next.why[0], Reason::kFloor);
 }
 
 TEST(Guard, WhatIsBelowTheFloorGoesAtOnceAndAfterThreeTimesStaysAway) {
