@@ -3,7 +3,7 @@
 .PHONY: help demo demo-codecs test test-dev test-python test-asan test-tsan bench bench-torch bench-service fuzz mutants format check-format build-release python-env clean
 JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 60
-TSAN_TESTS = base_test reduce_test pipeline_test float_equality_test example_c service_test service_net_test
+TSAN_TESTS = base_test reduce_test pipeline_test float_equality_test example_c service_test service_net_test tree_net_test
 space := $(subst ,, )
 SOURCES = $(shell git ls-files '*.h' '*.cc' '*.c' '*.cu' '*.cuh')
 
