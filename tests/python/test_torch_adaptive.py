@@ -19,6 +19,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
+from failing import break_jobs, fail_at  # noqa: E402
 from ranks import run_ranks  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
@@ -165,17 +166,19 @@ def whole_numbers(rank: int, step: int) -> Tensor:
     return numbers
 
 
-def follow(handle: Any, script: tuple[str, ...]) -> None:
-    """Makes the controller say this, whatever it sees."""
+def follow(handle: Any, script: tuple[str, ...]) -> list[list[float]]:
+    """Makes the controller say this, whatever it sees; which is returned, window by window."""
     adaptive = handle._adaptive
     specs = [one.spec for one in adaptive._candidates]
     inner = adaptive._make_controller
+    heard: list[list[float]] = []
 
     def scripted(shapes: Any) -> Any:
         controller = inner(shapes)
         decide, left = controller.decide, list(script)
 
         def said(signals: list[float]) -> Any:
+            heard.append(list(signals))
             found = decide(signals)
             choice = specs.index(left.pop(0) if len(left) > 1 else left[0])
             return found._replace(plan=(choice,) * len(found.plan), reference_steps=1, steps=5)
@@ -184,13 +187,14 @@ def follow(handle: Any, script: tuple[str, ...]) -> None:
         return controller
 
     adaptive._make_controller = scripted
+    return heard
 
 
-def send(model: Any, rank: int, step: int) -> Tensor:
+def send(model: Any, rank: int, step: int, factor: float = 1.0) -> Tensor:
     """A step whose gradient is known; what came back."""
     weight = next(model.parameters())
     weight.grad = None
-    (model(torch.ones(1)) * whole_numbers(rank, step)).sum().backward()
+    (model(torch.ones(1)) * whole_numbers(rank, step) * factor).sum().backward()
     assert weight.grad is not None
     grad: Tensor = weight.grad.clone()
     return grad
@@ -260,6 +264,34 @@ def restart(rank: int, world: int, folder: Path) -> None:
 
 def test_a_restart_sends_what_was_kept(tmp_path: Path) -> None:
     run_ranks(2, restart, tmp_path)
+
+
+# Step 0 shows the bucket, the first window has 5 steps, and so have all others: one begins at
+WINDOWS = (1, 6, 11, 16)
+
+
+def fail_a_switch(rank: int, world: int, after: str) -> None:
+    """The first step of another codec fails: what the one before kept is still there."""
+    model = DistributedDataParallel(OneMatrix())
+    handle = attach(model, **asked())
+    follow(handle, (TOP, after))
+    for step in range(WINDOWS[2]):
+        send(model, rank, step)
+    before = handle.state_dict()["parameters"]
+    assert before["weight"]["residual"].any()
+    if rank == 0:  # the first job is the exchange of signals
+        break_jobs(handle._engine, "encode", 2, ValueError("broken by the test"))
+    assert "broken by the test" in fail_at(lambda: send(model, rank, WINDOWS[2]))[0]
+    assert handle._buckets[0].spec == after
+    state = handle.state_dict()["parameters"]
+    assert state.keys() == before.keys()
+    assert torch.equal(state["weight"]["residual"], before["weight"]["residual"])
+    handle.close()
+
+
+@pytest.mark.parametrize("after", ["exact", FEW, FACTORS])
+def test_what_is_kept_outlives_the_failure_of_a_switch(after: str) -> None:
+    run_ranks(2, fail_a_switch, after)
 
 
 # ---- what is refused

@@ -55,8 +55,8 @@ class _Bucket:
     codecs: Optional[Codecs]  # None: none takes these elements
     owners: list[tuple[str, Codec, int]]  # parameter, its codec, its segment there
     spec: str = ""  # the controller's choice, where there is one
-    owed: Optional[torch.Tensor] = None  # what codecs before these kept; the next step sends it
-    agreed: bool = False  # all ranks have been seen to have it
+    owed: Optional[torch.Tensor] = None  # what codecs before these kept; their first step sends it
+    agreed: bool = False  # all ranks have been seen to have it; then nothing is owed
     sums: Optional[torch.Tensor] = None  # where the backend adds what must not be written to
 
 
@@ -244,7 +244,7 @@ class Handle:
         memory = Memory(buffer, codecs.on_device)
 
         def done(outcome: Outcome) -> None:
-            known.agreed = True
+            known.agreed, known.owed = True, None
             if memory.on_device:
                 memory.store(1.0 / self._engine.world)
             records = codecs.records()
@@ -385,7 +385,6 @@ class Handle:
             self._buckets[place.bucket] = known
         if known.owed is not None:
             buffer += known.owed.to(buffer.device)
-            known.owed = None
         return known
 
     def _kept(self, known: _Bucket) -> Optional[torch.Tensor]:
