@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import types
 from pathlib import Path
 from typing import Any
@@ -268,6 +269,26 @@ def test_a_restart_sends_what_was_kept(tmp_path: Path) -> None:
 
 # Step 0 shows the bucket, the first window has 5 steps, and so have all others: one begins at
 WINDOWS = (1, 6, 11, 16)
+
+
+def overflow(rank: int, world: int) -> None:
+    """Gradients overflow once, as a GradScaler's do: for the rest of the window all goes dense."""
+    model = DistributedDataParallel(OneMatrix())
+    handle = attach(model, codec="adaptive:window=5,window_s=0", link=SLOW)
+    heard = follow(handle, (FACTORS,))
+    for step in range(WINDOWS[3] + 1):
+        send(model, rank, step, factor=float("inf") if step == WINDOWS[1] else 1.0)
+    _, broken, whole = heard
+    assert bucket_signal(broken, "nonfinite") == 1
+    assert bucket_signal(whole, "nonfinite") == 0
+    for name in ("encode_s", "network_s", "decode_s", "bytes", "error"):
+        assert math.isnan(bucket_signal(broken, name)), name
+        assert not math.isnan(bucket_signal(whole, name)), name
+    handle.close()
+
+
+def test_dense_steps_after_an_overflow_are_not_taken_for_the_plans() -> None:
+    run_ranks(2, overflow)
 
 
 def fail_a_switch(rank: int, world: int, after: str) -> None:

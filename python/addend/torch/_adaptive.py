@@ -409,6 +409,8 @@ class Adaptive:
         ]
         if self._fixed:
             times = [0.0, math.nan, math.nan, math.nan, math.nan]
+        if shape.bucket in self._broken:  # these steps were not the plan's, or not like others
+            times[1:], error = [math.nan] * 4, math.nan
         return [
             *times,
             squares * look.scale,
