@@ -310,7 +310,7 @@ def fail_a_switch(rank: int, world: int, after: str) -> None:
     handle.close()
 
 
-@pytest.mark.parametrize("after", ["exact", FEW, FACTORS])
+@pytest.mark.parametrize("after", ["exact", FEW])
 def test_what_is_kept_outlives_the_failure_of_a_switch(after: str) -> None:
     run_ranks(2, fail_a_switch, after)
 
