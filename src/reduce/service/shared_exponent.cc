@@ -7,6 +7,7 @@
 
 #include "base/bits.h"
 #include "base/float_environment.h"
+#include "reduce/service/shared_exponent_reference.h"
 
 namespace addend::service_client {
 namespace {
@@ -20,9 +21,7 @@ bool covers(const uint32_t* shared, const uint32_t* own, uint64_t lanes) {
 
 }  // namespace
 
-double quantum_error(uint32_t world) {
-  return std::ldexp(world, static_cast<int>(ceil_log2(world)) - 31);
-}
+double quantum_error(uint32_t world) { return std::ldexp(world, reference::room_for(world) - 31); }
 
 Status IntegerRounds::begin(Round& round, uint32_t world, Round& exponents) {
   round_ = &round;

@@ -25,14 +25,14 @@ inline bool is_float_sum(Op op) {
 }
 
 /// How far a sum of floats may be off, in units of its block's largest magnitude, before it is
-/// rounded to its type: half a quantum a worker. REQUIRES: world is 1 to 64.
+/// rounded to its type: half a quantum a worker. REQUIRES: world is 1 to 4096.
 double quantum_error(uint32_t world);
 
 /// The exponent field, as in an f32, of each block's largest magnitude.
 void measure_exponents(DType dtype, const void* lanes, uint64_t count, uint32_t* exponents);
 
 /// Lanes as multiples of their block's quantum, to nearest even. REQUIRES: no exponent is below the
-/// lanes' own; world is 1 to 64, and sums over it do not overflow.
+/// lanes' own; world is 1 to 4096, and sums over it do not overflow.
 void to_quanta(DType dtype, const void* lanes, uint64_t count, const uint32_t* exponents,
                uint32_t world, int32_t* quanta);
 

@@ -23,11 +23,17 @@ inline float power_of_two(int exponent) {
   return addend_f32_from_bits(static_cast<uint32_t>(exponent + 127) << 23);
 }
 
+/// Bits by which a sum of `world` multiples may be longer than one of them. With 24 bits or more
+/// the multiple of the largest float below 2^bits stays below it. With fewer it is rounded up to
+/// 2^bits, and `world` times that has to fit as well.
+inline int room_for(uint32_t world) {
+  return static_cast<int>(ceil_log2(world > 128 ? world + 1 : world));
+}
+
 /// A lane of a block with this exponent is below 2^(exponent - 126). As a multiple of the quantum
-/// it has at most `bits` bits, so that the sum of `world` of them fits 31 bits and a sign: bits is
-/// 25 or more, so that the multiple of the largest float below that limit is not rounded up to it.
+/// it has at most `bits` bits, so that the sum of `world` of them fits 31 bits and a sign.
 inline Scale scale_of(uint32_t exponent, uint32_t world) {
-  const int bits = 31 - static_cast<int>(ceil_log2(world));
+  const int bits = 31 - room_for(world);
   const int quantum = static_cast<int>(exponent) - 126 - bits;
   const int up = std::min(-quantum, 127), down = std::max(quantum, -126);
   return {{power_of_two(up), power_of_two(-quantum - up)},

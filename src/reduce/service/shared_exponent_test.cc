@@ -87,8 +87,8 @@ double largest_finite(DType dtype) {
   return dtype == DType::kF16 ? 65504.0 : dtype == DType::kBf16 ? 0x1.FEp127 : 0x1.FFFFFEp127;
 }
 
-// The bound of docs/formats/planes.md: world x 2^(ceil(log2 world) - 32) x 2^(e + 1), where 2^e is
-// the power of two of the block's largest magnitude, and then the type's rounding.
+// The bound of docs/formats/planes.md: world x 2^(r - 32) x 2^(e + 1), where 2^e is the power of
+// two of the block's largest magnitude, and then the type's rounding.
 void expect_within_bound(DType dtype, const std::vector<Lanes>& in, const Lanes& out,
                          const std::string& what) {
   const auto world = static_cast<uint32_t>(in.size());
@@ -101,8 +101,8 @@ void expect_within_bound(DType dtype, const std::vector<Lanes>& in, const Lanes&
         largest = std::max(largest, std::abs(double{element(dtype, lanes.data(), i)}));
     }
     const int top = largest == 0 ? -126 : std::max(std::ilogb(largest), -126);
-    const double bound =
-        std::ldexp(static_cast<double>(world), top + 1 - 32 + static_cast<int>(ceil_log2(world)));
+    const auto room = static_cast<int>(ceil_log2(world > 128 ? world + 1 : world));
+    const double bound = std::ldexp(static_cast<double>(world), top + 1 - 32 + room);
     for (uint64_t i = begin; i < end; ++i) {
       ExactSum exact;
       for (const Lanes& lanes : in)
@@ -189,10 +189,24 @@ TEST(SharedExponent, SumsAreWithinTheBoundAndTheSameInAnyOrder) {
   EXPECT_GT(checked, 3 * 14 * 7u);
 }
 
-// The largest numbers, of 64 workers: multiples as large as they can be.
+TEST(SharedExponent, SumsOfAWholeTreeAreWithinTheBound) {
+  for (const DType dtype : kTypes) {
+    for (const uint32_t world : {65u, 256u, 1000u, 4096u}) {
+      std::vector<Lanes> in;
+      for (uint32_t w = 0; w < world; ++w)
+        in.push_back(lanes_of(dtype, scenarios()[0].fill, w, 50));
+      const std::vector<Lanes> out = sum_up(dtype, in);
+      expect_within_bound(dtype, in, out[0], std::to_string(world) + " workers");
+      for (const Lanes& lanes : out)
+        ASSERT_EQ(lanes, out[0]) << world;
+    }
+  }
+}
+
+// The largest numbers: multiples as large as they can be.
 TEST(SharedExponent, IntegersDoNotOverflow) {
   for (const DType dtype : kTypes) {
-    for (uint32_t world = 1; world <= 64; ++world) {
+    for (uint32_t world = 1; world <= 4096; ++world) {
       for (const double largest : {largest_finite(dtype), 1 - 0x1p-24, -(2 - 0x1p-23)}) {
         Lanes lanes = lanes_of(
             dtype, [&](uint32_t, uint64_t) { return static_cast<float>(largest); }, 0, 300);
