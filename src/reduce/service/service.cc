@@ -57,6 +57,11 @@ class ServiceReducer final : public Reducer {
     std::unique_ptr<ServiceReducer> reducer(new ServiceReducer(
         options, *std::move(socket), *std::move(session), std::move(interruption)));
     ADDEND_TRY(reducer->stream_.enter(reducer->view()));
+    // A leaf knows the number of its own workers only, and other numbers of all can give the same.
+    if (reducer->session_->welcome().world != options.world) {
+      const Claim all[] = {{"the number of workers", options.world}};
+      ADDEND_TRY(reducer->agree(all, Clock::now() + options.join_timeout));
+    }
     return std::unique_ptr<Reducer>(std::move(reducer));
   }
   ~ServiceReducer() override {
@@ -147,6 +152,7 @@ class ServiceReducer final : public Reducer {
   }
 
   Status run(Round& round, Deadline deadline) {
+    if (over_) return session_->error_of(session_->ended());
     std::array<uint32_t, Round::kMaxPlanes> tables{};
     for (std::size_t p = 0; p < round.size; ++p) {
       if (is_narrow_sum(round.planes[p].op)) {
@@ -172,6 +178,7 @@ class ServiceReducer final : public Reducer {
       ADDEND_TRY(send());
       ADDEND_TRY(wait(deadline));
       ADDEND_TRY(receive(chunks, first));
+      if (over_ && !stream_.complete()) return session_->error_of(session_->ended());
     }
     return take_set();
   }
@@ -205,6 +212,7 @@ class ServiceReducer final : public Reducer {
                           " bytes: its MTU has shrunk; join anew");
   }
 
+  // The end of the epoch is no error yet: sums that were sent before it may have come, too.
   Status wait(Deadline deadline) {
     const auto now = Clock::now();
     if (now >= deadline) {
@@ -225,7 +233,7 @@ class ServiceReducer final : public Reducer {
         return {};
       case Session::News::kEnded:
         over_ = true;
-        return session_->error_of(session_->ended());
+        return {};
       case Session::News::kGone:
         return rejoin(deadline);
     }
@@ -242,9 +250,20 @@ class ServiceReducer final : public Reducer {
     return poll(&ready, 1, 0) > 0;
   }
 
+  // What is there; when the epoch is over, all of it, for nothing comes after that.
   Status receive(const Chunks& chunks, uint64_t first) {
+    auto batch = inbox_.receive(socket_);
+    ADDEND_TRY(take(batch, chunks, first));
+    while (over_ && !batch.empty() && !stream_.complete()) {
+      batch = inbox_.receive(socket_);
+      ADDEND_TRY(take(batch, chunks, first));
+    }
+    return {};
+  }
+
+  Status take(std::span<const net::Inbox::Datagrams> batch, const Chunks& chunks, uint64_t first) {
     const uint64_t now = to_ns(Clock::now());
-    for (const net::Inbox::Datagrams& from : inbox_.receive(socket_)) {
+    for (const net::Inbox::Datagrams& from : batch) {
       for (std::size_t at = 0; at < from.bytes.size(); at += from.segment) {
         const std::size_t bytes = std::min<std::size_t>(from.segment, from.bytes.size() - at);
         Arrival arrival{};

@@ -19,6 +19,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kReconnectPause{50};
+// How long a server may take to read a message of somebody who may stop.
+constexpr std::chrono::seconds kUnread{10};
 // How often somebody who may stop joining is asked.
 constexpr std::chrono::milliseconds kLookAgain{100};
 
@@ -76,7 +78,8 @@ Status Session::enter(const ServiceReducerOptions& options, const net::UdpSocket
   if (!control) return control.error();
   control_ = *std::move(control);
   const addend_control_join join = join_message(options, socket.port(), positions.size());
-  ADDEND_TRY(control_->send(ADDEND_CONTROL_JOIN, join, positions, deadline));
+  const auto read_by = stop ? std::min(deadline, Clock::now() + kUnread) : deadline;
+  ADDEND_TRY(control_->send(ADDEND_CONTROL_JOIN, join, positions, read_by));
   while (true) {
     const auto message = control_->receive(soon());
     if (stopped()) return over;
