@@ -133,6 +133,18 @@ class RunningThreads final : public DataThreads {
   std::vector<std::unique_ptr<DataThread>> threads_;
 };
 
+// "a.b" with job "c" and "a" with job "b.c" would be one job at the next server.
+Status check_tenants_of_leaf(const std::vector<TenantOptions>& tenants) {
+  for (const TenantOptions& tenant : tenants) {
+    if (tenant.name.find('.') == std::string::npos) continue;
+    return make_error(Errc::kInvalidArgument,
+                      "tenant " + tenant.name +
+                          " has a dot in its name, which at a leaf of a tree parts the tenant's "
+                          "name from the job's");
+  }
+  return {};
+}
+
 Status check_upstream(const ServerOptions& options) {
   const UpstreamOptions& upstream = options.upstream;
   if (upstream.address.empty()) return {};
@@ -154,7 +166,7 @@ Status check_upstream(const ServerOptions& options) {
     return make_error(Errc::kInvalidArgument, "a leaf needs an identity and a key at " +
                                                   upstream.address + ", the next server");
   }
-  return {};
+  return check_tenants_of_leaf(options.tenants);
 }
 
 Status check(const ServerOptions& options) {
@@ -234,6 +246,7 @@ class RunningServer final : public Server {
 
   Status reload(const ServerOptions& options) override {
     ADDEND_TRY(check(options));
+    if (uplinks_) ADDEND_TRY(check_tenants_of_leaf(options.tenants));
     ADDEND_TRY(control_->reload(control_options(options, {}), options.tenants));
     // From here on all is as it was asked for.
     ask<bool>([](Registry&) { return true; });
