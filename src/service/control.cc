@@ -275,6 +275,8 @@ bool Control::overdue(const Connection& connection, Clock::time_point now) const
 void Control::drive_all(std::span<const pollfd> ready, Clock::time_point now) {
   for (std::size_t i = 0; i < ready.size(); ++i) {
     Connection& connection = *connections_[i];
+    // Cut since it was polled: its descriptor may be another's by now.
+    if (!connection.open()) continue;
     bool alive = drive_ready(connection, ready[i].revents, now);
     if (alive && overdue(connection, now)) {
       if (!connection.closing()) ++status_.cut_off;

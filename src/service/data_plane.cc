@@ -413,8 +413,9 @@ void DataPlane::flush() {
 void DataPlane::flush_relay(Part& part) {
   if (part.relay->flush() || part.slots.ended()) return;
   aggregate::Reply reply;
+  const Upstream& upstream = *part.relay->upstream();
   part.slots.end(static_cast<addend_notice>(ADDEND_NOTICE_PATH | ADDEND_NOTICE_LEAF),
-                 part.relay->upstream()->leaf, reply);
+                 upstream.welcome.first_worker + upstream.leaf, reply);
   tell_end(reply);
   reply_to_everyone(part, reply);
   flush_super();

@@ -169,6 +169,7 @@ class Registry {
     uint32_t epoch = 0;          // 0: gathering
     uint32_t past_epoch = 0;     // ended, but still answered with its notice
     uint32_t uplink = 0;         // a leaf: joining or in the next server's epoch; 0: neither
+    uint32_t first_leaf = 0;     // the next server's first, if that is a leaf, too
     uint32_t payload_bytes = 0;  // of the epoch
     uint32_t first_worker = 0;   // of the members, in a tree
     std::vector<Member> members;

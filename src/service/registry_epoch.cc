@@ -87,7 +87,7 @@ Status Registry::path(ConnectionId from, const addend_control_path& path) {
   Job& job = jobs_.at(found->second);
   const auto member = std::find_if(job.members.begin(), job.members.end(),
                                    [&](const Member& m) { return m.connection == from; });
-  if (job.epoch != 0 || member->probe == nullptr ||
+  if (job.epoch != 0 || job.uplink != 0 || member->probe == nullptr ||
       path.payload_bytes > job.options.payload_bytes || path.payload_bytes % 8 != 0) {
     return make_error(Errc::kMalformed, "not the path that was asked for");
   }

@@ -71,8 +71,11 @@ Status Registry::ask_upstream(Job& job, const Resume& resume) {
   // Tenants' jobs may have the same name here, and all are one tenant's there.
   const std::string name = job.tenant + "." + job.options.name;
   if (name.size() >= ADDEND_CONTROL_NAME_BYTES) {
-    return make_error(Errc::kInvalidArgument,
-                      "'" + name + "' is too long for the name of a job at the next server");
+    dismiss(job,
+            make_error(Errc::kInvalidArgument,
+                       "'" + name + "' is too long for the name of a job at the next server"),
+            ADDEND_FRAME_EVERYONE);
+    return {};
   }
   JobOptions options = job.options;
   for (const Member& member : job.members)
@@ -90,6 +93,7 @@ void Registry::upstream_joined(uint32_t number, Result<std::shared_ptr<Upstream>
   if (upstream) {
     const addend_control_welcome& welcome = (*upstream)->welcome;
     const Resume resume{welcome.flags, (*upstream)->positions};
+    job->first_leaf = welcome.first_worker;
     if (welcome.slots != job->options.slots) {
       status =
           make_error(Errc::kMismatch, "job " + job->tenant + "." + job->options.name + " has " +
@@ -112,9 +116,11 @@ void Registry::upstream_joined(uint32_t number, Result<std::shared_ptr<Upstream>
 void Registry::upstream_ended(uint32_t number, const addend_control_ended& ended) {
   Job* job = job_of_uplink(number);
   if (job == nullptr || job->epoch == 0) return;
-  const bool by_leaf = ended.worker != ADDEND_FRAME_EVERYONE;
-  end_epoch(*job, static_cast<addend_notice>(ended.notice | (by_leaf ? ADDEND_NOTICE_LEAF : 0)),
-            ended.worker);
+  // The next server counts its own; what it heard from above has its number in that level.
+  const bool is_own =
+      ended.worker != ADDEND_FRAME_EVERYONE && (ended.notice & ADDEND_NOTICE_LEAF) == 0;
+  end_epoch(*job, static_cast<addend_notice>(ended.notice | (is_own ? ADDEND_NOTICE_LEAF : 0)),
+            ended.worker + (is_own ? job->first_leaf : 0));
 }
 
 void Registry::upstream_gone(uint32_t number) {

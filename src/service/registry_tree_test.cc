@@ -100,6 +100,45 @@ TEST_F(LeafTest, AWorkerThatGoesMeanwhileTakesTheLeafBack) {
   EXPECT_EQ(sink_.of(ADDEND_CONTROL_WELCOME).size(), 2u);
 }
 
+TEST_F(LeafTest, APathSaidTwiceDoesNotAskTheNextServerAgain) {
+  ASSERT_TRUE(join_leaf(10, 2));
+  ASSERT_TRUE(join_leaf(11, 3));
+  const Status again = leaf_.path(11, {64, 0});
+  ASSERT_FALSE(again);
+  EXPECT_EQ(again.error().code, Errc::kMalformed);
+  EXPECT_EQ(next_.joins.size(), 1u);
+}
+
+TEST_F(LeafTest, ANameThatIsTooLongThereIsRefusedToAllWorkers) {
+  const std::string name(61, 'x');
+  for (const uint32_t worker : {2u, 3u}) {
+    ASSERT_TRUE(leaf_.join(8 + worker, "one", peer_, message(name.c_str(), worker, 4), {}));
+    ASSERT_TRUE(leaf_.path(8 + worker, {64, 0}));
+  }
+  EXPECT_TRUE(next_.joins.empty());
+  const auto failed = sink_.of(ADDEND_CONTROL_FAILED);
+  ASSERT_EQ(failed.size(), 2u);
+  EXPECT_EQ(failed[0].as<addend_control_failed>().code,
+            static_cast<uint32_t>(Errc::kInvalidArgument));
+  EXPECT_TRUE(leaf_.empty());
+}
+
+TEST_F(LeafTest, LeavesAreNumberedInTheirWholeLevel) {
+  ASSERT_TRUE(join_leaf(10, 2));
+  ASSERT_TRUE(join_leaf(11, 3));
+  auto middle = upstream();
+  middle->welcome.first_worker = 6;  // the next server is a leaf, too, and not the first
+  leaf_.upstream_joined(1, middle);
+  leaf_.upstream_ended(1, {ADDEND_NOTICE_CLOSED, 1});
+  EXPECT_EQ(sink_.of(ADDEND_CONTROL_ENDED)[0].as<addend_control_ended>().worker, 7u);
+  // Of the level above, as the next server was told it.
+  ASSERT_TRUE(join_leaf(10, 2));
+  ASSERT_TRUE(join_leaf(11, 3));
+  leaf_.upstream_joined(2, middle);
+  leaf_.upstream_ended(2, {ADDEND_NOTICE_CLOSED | ADDEND_NOTICE_LEAF, 1});
+  EXPECT_EQ(sink_.of(ADDEND_CONTROL_ENDED)[2].as<addend_control_ended>().worker, 1u);
+}
+
 TEST_F(LeafTest, TheEndOfOneEpochIsTheEndOfTheOther) {
   start_leaf();
   leaf_.upstream_ended(1, {ADDEND_NOTICE_CLOSED, 0});

@@ -42,6 +42,9 @@ ServiceReducerOptions worker_options(const UpstreamOptions& upstream, const std:
   options.worker = upstream.leaf;
   options.slots = job.slots;
   options.payload_bytes = job.payload_bytes;
+  // A leaf that is silent as a whole is missed there only. Twice as long, because of a leaf that
+  // some worker is late at, and which therefore names that worker itself.
+  options.patience = job.patience > job.patience.max() / 2 ? job.patience.max() : 2 * job.patience;
   return options;
 }
 
@@ -116,8 +119,6 @@ void Uplinks::leave(uint32_t number, bool done) {
 
 void Uplinks::run(uint32_t number, Link& link, std::shared_ptr<Link> before,
                   const JobOptions& options, const std::vector<uint32_t>& positions) const {
-  if (before) before->over.wait(false);
-  before.reset();
   const auto failed = [&](const Error& error) {
     post_([=](Registry& registry) { registry.upstream_joined(number, error); });
   };
@@ -125,6 +126,9 @@ void Uplinks::run(uint32_t number, Link& link, std::shared_ptr<Link> before,
     link.over = true;
     link.over.notify_all();
   };
+  if (before) before->over.wait(false);
+  before.reset();
+  if (link.stop) return over();
   auto any = net::resolve("", 0);
   auto bound =
       any ? net::UdpSocket::bind(*any, kSocketBuffer) : Result<net::UdpSocket>(any.error());
@@ -149,25 +153,24 @@ void Uplinks::run(uint32_t number, Link& link, std::shared_ptr<Link> before,
 }
 
 void Uplinks::watch(uint32_t number, const Link& link, Session& session) const {
-  bool told = false;
+  // News first: what came with the welcome is read already, and nothing would wake us for it.
   while (!link.stop) {
-    pollfd ready[] = {{link.wake.get(), POLLIN, 0}, {told ? -1 : session.fd(), POLLIN, 0}};
-    poll(ready, 2, -1);
-    if (told || ready[1].revents == 0) continue;
-    switch (session.news()) {
-      case Session::News::kNone:
-        break;
-      case Session::News::kEnded: {
-        const addend_control_ended ended = session.ended();
-        post_([=](Registry& registry) { registry.upstream_ended(number, ended); });
-        told = true;
-        break;
-      }
-      case Session::News::kGone:
-        post_([=](Registry& registry) { registry.upstream_gone(number); });
-        told = true;
-        break;
+    const Session::News news = session.news();
+    if (news == Session::News::kEnded) {
+      const addend_control_ended ended = session.ended();
+      post_([=](Registry& registry) { registry.upstream_ended(number, ended); });
+      break;
     }
+    if (news == Session::News::kGone) {
+      post_([=](Registry& registry) { registry.upstream_gone(number); });
+      break;
+    }
+    pollfd ready[] = {{link.wake.get(), POLLIN, 0}, {session.fd(), POLLIN, 0}};
+    poll(ready, 2, -1);
+  }
+  while (!link.stop) {
+    pollfd ready{link.wake.get(), POLLIN, 0};
+    poll(&ready, 1, -1);
   }
 }
 

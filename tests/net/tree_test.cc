@@ -244,8 +244,9 @@ TEST_F(TreeTest, AWorkerThatLeavesIsNamedByItsNumberInTheTreeAndElsewhereByItsLe
   const auto root = start_root();
   start_leaves(2);
   constexpr uint32_t kWorld = 4;
-  std::latch failed(kWorld - 1);
+  std::latch joined(kWorld), failed(kWorld - 1);
   work(kWorld, [&](Reducer& reducer) {
+    joined.arrive_and_wait();
     if (reducer.worker() == 3) return;
     const Status status = sum_of_all(reducer, 0);
     failed.arrive_and_wait();
@@ -260,8 +261,9 @@ TEST_F(TreeTest, LeavesThatDifferInShapeAreAMismatch) {
   const auto root = start_root();
   start_leaves(2);
   constexpr uint32_t kWorld = 4;
-  std::latch failed(kWorld);
+  std::latch joined(kWorld), failed(kWorld);
   work(kWorld, [&](Reducer& reducer) {
+    joined.arrive_and_wait();
     std::vector<uint64_t> lanes(reducer.worker() < 2 ? 3 : 2);
     Round round;
     round.add({Op::kOrU64, lanes.size(), lanes.data(), nullptr, nullptr});
@@ -334,6 +336,60 @@ TEST_F(TreeTest, WhatCannotBeIsRefusedByName) {
   no_server([](ServerOptions& o) { o.threads = 2; }, "does not go with several");
   no_server([](ServerOptions& o) { o.upstream.leaf = 2; }, "numbered from 0");
   no_server([](ServerOptions& o) { o.upstream.key = {}; }, "an identity and a key");
+  no_server([](ServerOptions& o) { o.tenants[0].name = "lab.one"; }, "has a dot in its name");
+}
+
+TEST_F(TreeTest, TenantsOfALeafHaveNoDotInTheirNamesAfterAReloadEither) {
+  const auto root = start_root();
+  start_leaves(1);
+  ServerOptions options = server_options(ports_[0]);  // that it is a leaf does not change
+  options.tenants[0].name = "lab.one";
+  const Status status = leaves_[0]->reload(options);
+  ASSERT_FALSE(status);
+  EXPECT_NE(status.error().message.find("has a dot in its name"), std::string::npos)
+      << status.error().message;
+}
+
+// Of 4 workers and of 5, the first of two leaves has two.
+TEST_F(TreeTest, WorkersThatDifferInHowManyThereAreAreAMismatch) {
+  const auto root = start_root();
+  start_leaves(2);
+  std::vector<std::thread> threads;
+  for (uint32_t w = 0; w < 5; ++w) {
+    threads.emplace_back([&, w] {
+      const auto reducer = create_service_reducer(options_for(w, w < 2 ? 4 : 5));
+      ASSERT_FALSE(reducer);
+      EXPECT_EQ(reducer.error().code, Errc::kMismatch) << reducer.error().message;
+      EXPECT_NE(reducer.error().message.find("the number of workers"), std::string::npos)
+          << reducer.error().message;
+    });
+  }
+  for (std::thread& thread : threads)
+    thread.join();
+}
+
+TEST_F(TreeTest, PatienceNamesALeafThatIsSilentAsAWhole) {
+  const auto root = start_root();
+  start_leaves(2);
+  std::latch survivors(2);
+  std::vector<std::thread> threads;
+  for (uint32_t w = 0; w < 4; ++w) {
+    threads.emplace_back([&, w] {
+      ServiceReducerOptions options = options_for(w, 4);
+      options.patience = std::chrono::seconds(3);  // joining takes a turn, too
+      auto reducer = create_service_reducer(options);
+      if (!reducer && w < 2) survivors.count_down();
+      ASSERT_TRUE(reducer) << reducer.error().message;
+      if (w >= 2) return survivors.wait();
+      const Status status = sum_of_all(**reducer, 0);
+      survivors.arrive_and_wait();
+      ASSERT_FALSE(status);
+      EXPECT_EQ(status.error().code, Errc::kTimeout);
+      EXPECT_EQ(status.error().message, "leaf 1 did not contribute in time");
+    });
+  }
+  for (std::thread& thread : threads)
+    thread.join();
 }
 
 TEST_F(TreeTest, AQuorumAtTheRootIsRefusedByName) {
