@@ -16,6 +16,7 @@
 #include <bit>
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <thread>
 
 #include <poll.h>
@@ -66,7 +67,7 @@ class ServiceReducer final : public Reducer {
   }
   ~ServiceReducer() override {
     // A worker that failed by itself drops the connection: that ends the step for the others too.
-    if (session_ && (broken_.empty() || over_)) session_->leave();
+    if (session_ && (broken_.empty() || ended_)) session_->leave();
   }
 
   uint32_t world() const override { return options_.world; }
@@ -152,7 +153,7 @@ class ServiceReducer final : public Reducer {
   }
 
   Status run(Round& round, Deadline deadline) {
-    if (over_) return session_->error_of(session_->ended());
+    if (ended_) return session_->error_of(*ended_);
     std::array<uint32_t, Round::kMaxPlanes> tables{};
     for (std::size_t p = 0; p < round.size; ++p) {
       if (is_narrow_sum(round.planes[p].op)) {
@@ -178,7 +179,7 @@ class ServiceReducer final : public Reducer {
       ADDEND_TRY(send());
       ADDEND_TRY(wait(deadline));
       ADDEND_TRY(receive(chunks, first));
-      if (over_ && !stream_.complete()) return session_->error_of(session_->ended());
+      if (ended_ && !stream_.complete()) return session_->error_of(*ended_);
     }
     return take_set();
   }
@@ -232,7 +233,7 @@ class ServiceReducer final : public Reducer {
       case Session::News::kNone:
         return {};
       case Session::News::kEnded:
-        over_ = true;
+        ended_ = session_->ended();
         return {};
       case Session::News::kGone:
         return rejoin(deadline);
@@ -254,7 +255,7 @@ class ServiceReducer final : public Reducer {
   Status receive(const Chunks& chunks, uint64_t first) {
     auto batch = inbox_.receive(socket_);
     ADDEND_TRY(take(batch, chunks, first));
-    while (over_ && !batch.empty() && !stream_.complete()) {
+    while (ended_ && !batch.empty() && !stream_.complete()) {
       batch = inbox_.receive(socket_);
       ADDEND_TRY(take(batch, chunks, first));
     }
@@ -272,8 +273,8 @@ class ServiceReducer final : public Reducer {
           case Stream::Verdict::kIgnored:
             break;
           case Stream::Verdict::kNotice:
-            over_ = true;
-            return session_->error_of(ended);
+            ended_ = ended;
+            break;
           case Stream::Verdict::kLeftBehind:
             return make_error(Errc::kUnavailable,
                               "this worker was left behind: the others went on at a quorum, and "
@@ -403,7 +404,7 @@ class ServiceReducer final : public Reducer {
   std::vector<Table> tables_;
   std::vector<std::span<const uint8_t>> pieces_;
   std::string broken_;
-  bool over_ = false;  // the server ended the epoch, and told everybody why
+  std::optional<addend_control_ended> ended_;  // the server told everybody why the epoch is over
 
   bool first_ = true;     // the round in progress, or the next, is the first of a step
   bool entry_ = true;     // and absent workers may come back in it
