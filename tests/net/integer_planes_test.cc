@@ -3,16 +3,14 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
-#include <thread>
 
-#include "addend/codec.h"
-#include "addend/pipeline.h"
 #include "addend/reduce.h"
 #include "addend/service.h"
 #include "gtest/gtest.h"
 #include "tests/support/exact_sum.h"
 #include "tests/support/gradients.h"
 #include "tests/support/keys.h"
+#include "tests/support/service_workers.h"
 #include "tests/support/spawn.h"
 #include "wire/element.h"
 
@@ -23,6 +21,8 @@ using testing_support::element;
 using testing_support::ExactSum;
 using testing_support::far;
 using testing_support::key_of;
+using testing_support::sum_by;
+using testing_support::work_together;
 
 using Bytes = std::vector<uint8_t>;
 constexpr uint32_t kWorld = 3;
@@ -47,42 +47,24 @@ class IntegerPlanesTest : public ::testing::Test {
   }
 
   void work(const std::function<void(Reducer&)>& body) {
-    std::vector<std::thread> threads;
-    for (uint32_t w = 0; w < kWorld; ++w) {
-      threads.emplace_back([&, w] {
-        ServiceReducerOptions options;
-        options.access = access_;
-        options.job = "ring";
-        options.world = kWorld;
-        options.worker = w;
-        options.slots = 64;
-        options.join_timeout = std::chrono::seconds(30);
-        auto reducer = create_service_reducer(options);
-        ASSERT_TRUE(reducer) << reducer.error().message;
-        body(**reducer);
-      });
-    }
-    for (std::thread& thread : threads)
-      thread.join();
+    const auto options_for = [&](uint32_t worker) {
+      ServiceReducerOptions options;
+      options.access = access_;
+      options.job = "ring";
+      options.world = kWorld;
+      options.worker = worker;
+      options.slots = 64;
+      options.join_timeout = std::chrono::seconds(30);
+      return options;
+    };
+    work_together(kWorld, options_for, body);
   }
 
   /// The gradients of all workers after one step of a codec.
   std::vector<Bytes> sum(const char* spec, DType dtype, const std::vector<Bytes>& gradients) {
     std::vector<Bytes> sums = gradients;
     work([&](Reducer& reducer) {
-      Layout layout;
-      layout.dtype = dtype;
-      layout.count = kCount;
-      layout.world = kWorld;
-      layout.worker = reducer.worker();
-      auto codec = create_codec(*CodecSpec::parse(spec), layout);
-      ASSERT_TRUE(codec);
-      auto pipeline = create_pipeline(reducer, {});
-      ASSERT_TRUE(pipeline);
-      auto ticket = (*pipeline)->submit(**codec, sums[reducer.worker()].data());
-      ASSERT_TRUE(ticket);
-      const Status status = (*pipeline)->wait(*ticket);
-      ASSERT_TRUE(status) << spec << ": " << status.error().message;
+      sum_by(spec, reducer, dtype, kCount, sums[reducer.worker()].data());
     });
     return sums;
   }

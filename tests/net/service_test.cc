@@ -10,11 +10,11 @@
 
 #include "addend/addend.h"
 #include "addend/codec.h"
-#include "addend/fold.h"
 #include "addend/pipeline.h"
 #include "addend/reduce.h"
 #include "gtest/gtest.h"
 #include "tests/support/keys.h"
+#include "tests/support/service_workers.h"
 #include "tests/support/spawn.h"
 #include "wire/frame.h"
 #include "wire/hash.h"
@@ -22,8 +22,10 @@
 namespace addend {
 namespace {
 
+using testing_support::check_operations;
 using testing_support::far;
 using testing_support::key_of;
+using testing_support::work_together;
 
 /// A job at as many servers as the parameter says.
 class ServiceTest : public ::testing::TestWithParam<uint32_t> {
@@ -72,16 +74,8 @@ class ServiceTest : public ::testing::TestWithParam<uint32_t> {
   }
   /// Runs `body` on `world` workers, each with its reducer.
   void work(uint32_t world, const std::function<void(Reducer&)>& body) {
-    std::vector<std::thread> threads;
-    for (uint32_t w = 0; w < world; ++w) {
-      threads.emplace_back([&, w] {
-        auto reducer = create_service_reducer(options_for(w, world));
-        ASSERT_TRUE(reducer) << reducer.error().message;
-        body(**reducer);
-      });
-    }
-    for (std::thread& thread : threads)
-      thread.join();
+    work_together(
+        world, [&](uint32_t worker) { return options_for(worker, world); }, body);
   }
 
   std::vector<uint16_t> ports_;
@@ -98,41 +92,10 @@ uint64_t number(uint32_t worker, Op op, uint64_t i) {
   return addend_random(worker * 100 + static_cast<uint64_t>(op), i);
 }
 
-// A plane of small values, so that 8-bit sums stay in range.
-std::vector<uint8_t> bytes_for(uint32_t worker, Op op, uint64_t lanes) {
-  std::vector<uint8_t> bytes(op_bytes(op, lanes));
-  for (uint64_t i = 0; i < bytes.size(); ++i)
-    bytes[i] = static_cast<uint8_t>(number(worker, op, i) & 0x37);
-  return bytes;
-}
-
 TEST_P(ServiceTest, EveryOperationGivesWhatFoldGives) {
   const auto servers = start_servers();
   constexpr uint32_t kWorld = 3;
-  constexpr uint64_t kLanes = 12345;
-  uint16_t table[16];
-  uint8_t narrow[16];
-  for (uint16_t i = 0; i < 16; ++i)
-    narrow[i] = static_cast<uint8_t>(table[i] = static_cast<uint16_t>(i * 5));
-  work(kWorld, [&](Reducer& reducer) {
-    for (std::size_t o = 0; o < ADDEND_FRAME_OP_COUNT; ++o) {
-      const auto op = static_cast<Op>(o);
-      if (o < 3) continue;  // floats: the order of arrival decides their last bits
-      std::vector<uint8_t> data = bytes_for(reducer.worker(), op, kLanes);
-      std::vector<uint8_t> sums(op_sum_bytes(op, kLanes)), expected(sums.size());
-      const void* entries = op == Op::kTableSumU8 ? static_cast<const void*>(narrow) : table;
-      for (uint32_t w = 0; w < kWorld; ++w) {
-        const std::vector<uint8_t> theirs = bytes_for(w, op, kLanes);
-        is_table_sum(op) ? fold_table(op, expected.data(), theirs.data(), entries, kLanes)
-                         : fold(op, expected.data(), theirs.data(), kLanes);
-      }
-      Round round;
-      round.add({op, kLanes, data.data(), entries, sums.data()});
-      const Status status = reducer.reduce(round, far());
-      ASSERT_TRUE(status) << status.error().message;
-      EXPECT_EQ(is_table_sum(op) ? sums : data, expected) << op_name(op);
-    }
-  });
+  work(kWorld, [&](Reducer& reducer) { check_operations(reducer, 12345); });
 }
 
 TEST_P(ServiceTest, FloatsAreTheSameBitsOnAllWorkers) {

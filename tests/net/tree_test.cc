@@ -5,13 +5,11 @@
 #include <latch>
 #include <thread>
 
-#include "addend/codec.h"
-#include "addend/fold.h"
-#include "addend/pipeline.h"
 #include "addend/reduce.h"
 #include "addend/service.h"
 #include "gtest/gtest.h"
 #include "tests/support/keys.h"
+#include "tests/support/service_workers.h"
 #include "tests/support/spawn.h"
 #include "wire/frame.h"
 #include "wire/hash.h"
@@ -19,8 +17,11 @@
 namespace addend {
 namespace {
 
+using testing_support::check_operations;
 using testing_support::far;
 using testing_support::key_of;
+using testing_support::sum_by;
+using testing_support::work_together;
 
 ServerOptions server_options(uint16_t port) {
   ServerOptions options;
@@ -79,16 +80,8 @@ class TreeTest : public ::testing::Test {
     return options;
   }
   void work(uint32_t world, const std::function<void(Reducer&)>& body) {
-    std::vector<std::thread> threads;
-    for (uint32_t w = 0; w < world; ++w) {
-      threads.emplace_back([&, w] {
-        auto reducer = create_service_reducer(options_for(w, world));
-        ASSERT_TRUE(reducer) << reducer.error().message;
-        body(**reducer);
-      });
-    }
-    for (std::thread& thread : threads)
-      thread.join();
+    work_together(
+        world, [&](uint32_t worker) { return options_for(worker, world); }, body);
   }
 
   uint16_t root_port_ = 0;
@@ -96,40 +89,13 @@ class TreeTest : public ::testing::Test {
   std::vector<std::unique_ptr<Server>> leaves_;
 };
 
-std::vector<uint8_t> bytes_for(uint32_t worker, Op op, uint64_t lanes) {
-  std::vector<uint8_t> bytes(op_bytes(op, lanes));
-  for (uint64_t i = 0; i < bytes.size(); ++i)
-    bytes[i] = static_cast<uint8_t>(addend_random(worker + 1, i) & 0x37);
-  return bytes;
-}
-
 TEST_F(TreeTest, EveryOperationGivesWhatFoldGives) {
   const auto root = start_root();
   start_leaves(3);
   constexpr uint32_t kWorld = 7;  // leaves of 2, 2 and 3
-  constexpr uint64_t kLanes = 54321;
-  uint16_t table[16];
-  uint8_t narrow[16];
-  for (uint16_t i = 0; i < 16; ++i)
-    narrow[i] = static_cast<uint8_t>(table[i] = static_cast<uint16_t>(i * 2));
   work(kWorld, [&](Reducer& reducer) {
     EXPECT_EQ(reducer.world(), kWorld);
-    for (std::size_t o = 3; o < ADDEND_FRAME_OP_COUNT; ++o) {  // below: floats
-      const auto op = static_cast<Op>(o);
-      std::vector<uint8_t> data = bytes_for(reducer.worker(), op, kLanes);
-      std::vector<uint8_t> sums(op_sum_bytes(op, kLanes)), expected(sums.size());
-      const void* entries = op == Op::kTableSumU8 ? static_cast<const void*>(narrow) : table;
-      for (uint32_t w = 0; w < kWorld; ++w) {
-        const std::vector<uint8_t> theirs = bytes_for(w, op, kLanes);
-        is_table_sum(op) ? fold_table(op, expected.data(), theirs.data(), entries, kLanes)
-                         : fold(op, expected.data(), theirs.data(), kLanes);
-      }
-      Round round;
-      round.add({op, kLanes, data.data(), entries, sums.data()});
-      const Status status = reducer.reduce(round, far());
-      ASSERT_TRUE(status) << status.error().message;
-      EXPECT_EQ(is_table_sum(op) ? sums : data, expected) << op_name(op);
-    }
+    check_operations(reducer, 54321);
   });
 }
 
@@ -144,18 +110,7 @@ TEST_F(TreeTest, CodecsRunOverItUnchangedAlsoWhereFloatsTravelAsIntegers) {
       std::vector<float>& gradient = results[reducer.worker()];
       for (std::size_t i = reducer.worker(); i < gradient.size(); i += 5)
         gradient[i] = static_cast<float>(addend_random(reducer.worker(), i) % 100) - 50;
-      Layout layout;
-      layout.count = gradient.size();
-      layout.world = kWorld;
-      layout.worker = reducer.worker();
-      auto codec = create_codec(*CodecSpec::parse(spec), layout);
-      ASSERT_TRUE(codec);
-      auto pipeline = create_pipeline(reducer, {});
-      ASSERT_TRUE(pipeline);
-      auto ticket = (*pipeline)->submit(**codec, gradient.data());
-      ASSERT_TRUE(ticket);
-      const Status status = (*pipeline)->wait(*ticket);
-      ASSERT_TRUE(status) << spec << ": " << status.error().message;
+      sum_by(spec, reducer, DType::kF32, gradient.size(), gradient.data());
     });
     for (uint32_t w = 1; w < kWorld; ++w)
       EXPECT_EQ(results[w], results[0]) << spec;
