@@ -56,6 +56,9 @@ def main() -> None:
     for number, run in enumerate(task["runs"]):
         train(Run(**run), group, functools.partial(emit, run=number))
     dist.destroy_process_group()
+    # A thread of torch's may still be about to let go of a hook's last callback, and aborts the
+    # process if the interpreter is being taken down by then.
+    os._exit(0)
 
 
 if __name__ == "__main__":
