@@ -18,7 +18,6 @@ import _thread
 import atexit
 import collections
 import contextlib
-import functools
 import os
 import queue
 import re
@@ -49,7 +48,6 @@ _CANNOT = "whether all can go on"
 
 
 _Sum = torch.futures.Future[torch.Tensor]
-_Unissued = tuple[Callable[[], _Sum], _Sum]  # what begins a sum, and what waits for it
 
 
 class Way(NamedTuple):
@@ -114,11 +112,11 @@ class Engine:
         # Under its lock:
         self._places: collections.deque[Place] = collections.deque()  # of the pipeline's jobs
         self._ended = 0  # of them
-        self._left: collections.deque[Place] = collections.deque()  # of sums left to the backend
+        self._left: dict[Place, _Sum] = {}  # left to the backend, in the order of calls
         self._last = Place()
         self._issuer: threading.Thread | None = None  # of sums that are left to the backend
         self._unissued = 0  # of them, those that it has not begun
-        self._to_issue: queue.SimpleQueue[_Unissued | None] = queue.SimpleQueue()
+        self._to_issue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         peers.where = self._where
         peers.on_abort(self._abort_from)
         _open_engines.add(self)
@@ -224,18 +222,40 @@ class Engine:
         make: Callable[[], torch.Tensor],
         place: Place,
         done: Callable[[], None],
+        future: _Sum,
         *,
         apart: bool,
-    ) -> _Sum:
+    ) -> None:
         """The backend's own sum, in place, of the tensor that `make` gives; all ranks leave the
-        same ones, in one order. `apart`: `make` takes a while, and runs in a thread of ours. What
-        is returned holds the sum, after `done`, or raises why there is none."""
-        self.check_open()
+        same ones, in one order. `apart`: `make` takes a while, and runs in a thread of ours.
+        `future` gets the sum, after `done`, or why there is none."""
         place = place._replace(round=1)
+
+        def start() -> None:
+            try:
+                tensor = make()
+                there = tensor if tensor.device.type == self.device.type else tensor.to(self.device)
+                work = dist.all_reduce(there, group=self.group, async_op=True)
+            except Exception as error:
+                self._fail_left(error, place)
+                return
+
+            def end(ended: torch.futures.Future[Any]) -> None:
+                try:
+                    ended.value()
+                    if there is not tensor:
+                        tensor.copy_(there)
+                    done()
+                except Exception as error:
+                    self._fail_left(error, place)
+                else:
+                    self._end_left(place, tensor)
+
+            work.get_future().add_done_callback(end)
+
         with self._idle:
-            if self._stop is not None:  # meanwhile
-                raise Unavailable("this addend handle is closed")
-            self._left.append(place)
+            self.check_open()  # what ends them all comes after that is known
+            self._left[place] = future
             apart = apart or self._unissued > 0  # sums are begun in the order of calls
             self._unissued += 1 if apart else 0
             if apart and self._issuer is None:
@@ -243,50 +263,31 @@ class Engine:
                     target=self._issue, name="addend-issuer", daemon=True
                 )
                 self._issuer.start()
-
-        def start() -> _Sum:
-            try:
-                tensor = make()
-                there = tensor if tensor.device.type == self.device.type else tensor.to(self.device)
-                work = dist.all_reduce(there, group=self.group, async_op=True)
-            except Exception as error:
-                raise self._end_left(error, place) from None
-
-            def end(ended: torch.futures.Future[Any]) -> torch.Tensor:
-                try:
-                    ended.value()
-                    if there is not tensor:
-                        tensor.copy_(there)
-                    done()
-                except Exception as error:
-                    raise self._end_left(error, place) from None
-                self._count_left(place)
-                return tensor
-
-            promised: _Sum = work.get_future().then(end)
-            return promised
-
-        if not apart:
-            return start()
-        future: _Sum = torch.futures.Future()
-        self._to_issue.put((start, future))
-        return future.then(value_of)
+        if apart:
+            self._to_issue.put(start)
+        else:
+            start()
 
     def _issue(self) -> None:
-        while (job := self._to_issue.get()) is not None:
-            start, future = job
-            try:
-                start().add_done_callback(functools.partial(_pass_on, future))
-            except Exception as error:
-                future.set_exception(error)  # type: ignore[arg-type]  # torch's stubs are wrong
+        while (start := self._to_issue.get()) is not None:
+            start()
             with self._idle:
                 self._unissued -= 1
 
-    def _end_left(self, error: Exception, place: Place) -> Error:
-        try:
-            return self.fail(error, place)
-        finally:
-            self._count_left(place)
+    def _end_left(self, place: Place, ended: torch.Tensor | Error) -> None:
+        with self._idle:
+            future = self._left.pop(place, None)  # a failure may have ended it before
+            self._last = max(self._last, place)  # a backend may end them in any order
+            self._idle.notify_all()
+        if future is None:
+            return
+        if isinstance(ended, torch.Tensor):
+            future.set_result(ended)
+        else:
+            future.set_exception(ended)  # type: ignore[arg-type]  # torch's stubs are wrong
+
+    def _fail_left(self, error: Exception, place: Place) -> None:
+        self._end_left(place, self.fail(error, place))
 
     def sum_plain(self, tensor: torch.Tensor, place: Place) -> None:
         """The same, waited for: in the thread that ends jobs, so in their order."""
@@ -342,9 +343,7 @@ class Engine:
         pipeline = self._pipeline
         assert pipeline is not None
         if busy and self.failure is None:
-            pipeline.stop(Unavailable(f"{why} with buckets in flight"))
-            for group in self._groups:
-                _group.abort(group, self.device)
+            self._cut_off(Unavailable(f"{why} with buckets in flight"))
         idle = self._wait_idle(_CLOSE_S)
         self.peers.close()  # before connections go: who asks because of that must find nobody
         if idle:
@@ -404,12 +403,6 @@ class Engine:
         at, rounds = pipeline.position if pipeline is not None else (-1, 0)
         return rounds if at == ticket else 0
 
-    def _count_left(self, place: Place) -> None:
-        with self._idle:
-            self._last = max(self._last, place)  # a backend may end them in any order
-            self._left.remove(place)
-            self._idle.notify_all()
-
     def _where(self) -> Place:
         """For other ranks that ask, in another thread."""
         pipeline = self._pipeline
@@ -422,7 +415,7 @@ class Engine:
                 return self._places[at]._replace(round=rounds)
             if self._places:
                 return self._places[0]
-            return self._left[0] if self._left else self._last
+            return next(iter(self._left), self._last)
 
     # ---- failure
 
@@ -459,6 +452,11 @@ class Engine:
         for group in self._groups:
             with _going_on("cutting connections"):
                 _group.abort(group, self.device)
+        # A backend may overlook that, and end them by its timeout only.
+        with self._idle:
+            left = list(self._left)
+        for place in left:
+            self._end_left(place, failure)
 
     def _explain(self, error: BaseException, place: Place) -> tuple[Error, list[int]]:
         """What to raise, and the ranks that do not know yet."""
@@ -487,13 +485,6 @@ def value_of(future: _Sum) -> torch.Tensor:
     """For `then`: DDP takes an exception that a future holds for the tensor, and raises one that a
     callback raises."""
     return future.value()
-
-
-def _pass_on(to: _Sum, ended: _Sum) -> None:
-    try:
-        to.set_result(ended.value())
-    except Exception as error:
-        to.set_exception(error)  # type: ignore[arg-type]  # torch's stubs are wrong
 
 
 @contextlib.contextmanager

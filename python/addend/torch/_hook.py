@@ -303,7 +303,9 @@ class Handle:
             self._bucket_done(place.step)
 
         apart = buffer.device.type == "cpu" and nbytes >= _APART_BYTES
-        return self._engine.leave(make, place, done, apart=apart)
+        future, promised = self._promise(buffer)
+        self._engine.leave(make, place, done, future, apart=apart)
+        return promised
 
     def _sum_rows(
         self, place: Place, buffer: torch.Tensor, parameters: list[torch.Tensor]
