@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-USER = 61234  # of the range that DynamicUser= takes from
+USER = 61234  # who need not exist
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 EQUAL, MASKED_EQUAL, GREATER_EQUAL = 4, 7, 5
 CLONE_NEWNS, MS_BIND, MS_REC, MS_PRIVATE = 0x20000, 0x1000, 0x4000, 1 << 18

@@ -119,9 +119,11 @@ class ConfinedTest(unittest.TestCase):
             self.fail(f"the server ended with {server.wait()}: {server.communicate()[1]}")
         return [words[1], words[3]]
 
-    def ask(self, *words: object, control: str) -> subprocess.CompletedProcess[str]:
-        key = self.folder / "operator.key"
-        if not key.exists():
+    def ask(
+        self, *words: object, control: str, key: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        if key is None:
+            key = self.folder / "operator.key"
             shutil.copy(self.key, key)
             key.chmod(0o600)
         return subprocess.run(
@@ -180,6 +182,37 @@ class ConfinedTest(unittest.TestCase):
             f"net.core.rmem_max={8 << 20}"
         )
         self.assertEqual(small in log, given < 8 << 20, log)
+
+    def test_a_reload_takes_new_keys(self) -> None:
+        # Copies that systemd makes when the unit starts stay what they were, and files of a user
+        # that is another one each time cannot be read.
+        unit = read_unit(UNIT)
+        self.assertNotIn("LoadCredential", unit)
+        self.assertNotIn("DynamicUser", unit)
+        self.key = self.folder / "lab.key"
+        old, new = self.folder / "old.key", self.folder / "new.key"
+        for key in (old, new):
+            subprocess.run([ADDEND, "keygen", key], check=True, capture_output=True)
+
+        def install(key: Path) -> None:
+            shutil.copy(key, self.folder / "next")
+            (self.folder / "next").chmod(0o600)
+            os.chown(self.folder / "next", USER, USER)
+            (self.folder / "next").rename(self.key)
+
+        install(old)
+        server = self.start()
+        control, _ = self.ports(server)
+        self.assertEqual(self.ask("job", "list", control=control, key=old).returncode, 0)
+        install(new)
+        server.send_signal(signal.SIGHUP)
+        assert server.stderr is not None
+        line = ""
+        while "reload" not in line:
+            line = server.stderr.readline()
+        self.assertIn("reloaded tenants=1", line)
+        self.assertEqual(self.ask("job", "list", control=control, key=new).returncode, 0)
+        self.assertNotEqual(self.ask("job", "list", control=control, key=old).returncode, 0)
 
     def test_a_credential_that_others_may_read_is_refused(self) -> None:
         self.key.chmod(0o444)
