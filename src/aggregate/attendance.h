@@ -28,6 +28,19 @@ inline bool is_before(uint64_t place, uint64_t other) {
   return static_cast<int64_t>(place - other) < 0;
 }
 
+/// Where a part of a job waits: its first open turn, and who is not in it. Workers send in one
+/// order, so that in turns behind the job's first one also those are missing who wait there.
+struct Wait {
+  uint64_t place = 0;  ///< 0: no turn is open
+  uint64_t opened_ns = 0;
+  uint64_t workers = 0;  ///< by bit
+
+  /// Makes this the first of both.
+  void join(const Wait& other) {
+    if (other.place != 0 && (place == 0 || is_before(other.place, place))) *this = other;
+  }
+};
+
 /// Any thread. A few words, each changed in one atomic operation: what a switch has, too.
 class Attendance {
  public:

@@ -323,8 +323,7 @@ Reply Slots::close_partial(uint32_t index) {
 }
 
 uint64_t Slots::place(uint32_t index) const {
-  const Bank& bank = banks_[index];
-  return place_of(bank.base + bank.turn, options_.first_slot + index / 2);
+  return place(options_.first_slot + index / 2, banks_[index].turn);
 }
 
 uint32_t Slots::first_open() const {
@@ -378,13 +377,25 @@ bool Slots::expire(uint64_t now_ns, Reply& reply) {
   return true;
 }
 
-uint64_t Slots::waited_for(uint64_t opened_ns) const {
+uint64_t Slots::lacks() const {
   uint64_t workers = 0;
   if (ended_) return workers;
-  for (uint32_t index = oldest_; index != kNone && banks_[index].opened_ns <= opened_ns;
-       index = banks_[index].later)
+  for (uint32_t index = oldest_; index != kNone; index = banks_[index].later)
     workers |= everyone_ & ~banks_[index].contributors;
   return workers & ~attendance_->absent();
+}
+
+Wait Slots::first_wait() const {
+  if (ended_ || oldest_ == kNone) return {};
+  const uint32_t index = first_open();
+  const Bank& bank = banks_[index];
+  return {place(index), bank.opened_ns, everyone_ & ~bank.contributors & ~attendance_->absent()};
+}
+
+uint64_t Slots::place(uint32_t slot, uint32_t turn) const {
+  const uint32_t index = (slot - options_.first_slot) * 2;
+  ADDEND_ASSERT(index < banks_.size());
+  return place_of(banks_[index].base + turn, slot);
 }
 
 BankImage Slots::bank(uint32_t slot, uint32_t number) const {

@@ -129,8 +129,12 @@ class Slots {
            banks_[oldest_].opened_ns + long_wait_ns() <= now_ns;
   }
 
-  /// Workers, by bit, that turns wait for which were opened at `opened_ns` or before.
-  uint64_t waited_for(uint64_t opened_ns) const;
+  /// Workers, by bit, that some open turn lacks.
+  uint64_t lacks() const;
+  /// Where the workers that are not absent wait.
+  Wait first_wait() const;
+  /// Where a turn of one of the slots is in the workers' streams.
+  uint64_t place(uint32_t slot, uint32_t turn) const;
 
   /// One of a slot's two banks, and what becomes of it elsewhere. REQUIRES: the slot is in this
   /// range; set_bank: the bank is not open.

@@ -295,7 +295,7 @@ void DataPlane::expire(uint64_t now_ns) {
       share(part);  // if somebody is absent now, turns in the driver no longer wait for it
     }
     if (part.left == 0) continue;
-    const uint64_t in_vain = part.left & part.slots.waited_for(now_ns);
+    const uint64_t in_vain = part.left & part.slots.lacks();
     if (in_vain == 0) continue;
     part.slots.end(ADDEND_NOTICE_CLOSED, static_cast<uint32_t>(std::countr_zero(in_vain)), reply);
     tell_end(reply);
@@ -424,21 +424,21 @@ void DataPlane::flush_relay(Part& part) {
 
 DataPlaneStatus DataPlane::status(uint64_t now_ns) const {
   DataPlaneStatus status = status_;
-  const uint64_t waiting_since_ns = now_ns - std::min(now_ns, kSecondNs);
   for (const auto& [epoch, part] : parts_) {
     EpochStatus one{epoch,
                     part.slots.counters(),
                     part.slots.ended(),
                     part.slots.notice_header(),
                     part.slots.memory_bytes(),
-                    part.slots.waited_for(waiting_since_ns)};
+                    part.slots.first_wait()};
     if (part.driver) {
       const dataplane::DriverCounters driver = part.driver->counters();
       add_counters(one.counters, driver.counters);
       add_counters(status, driver);
       one.memory_bytes += part.driver->memory_bytes();
-      one.waited_for |= part.driver->waited_for(waiting_since_ns);
+      one.wait.join(part.driver->first_wait(part.slots));
     }
+    if (one.wait.opened_ns + kSecondNs > now_ns) one.wait.workers = 0;
     for (std::size_t i = 0; i < ADDEND_REFUSAL_COUNT; ++i)
       one.counters.refused[i] += part.refused[i];
     status.epochs.push_back(one);

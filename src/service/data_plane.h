@@ -59,7 +59,7 @@ struct EpochStatus {
   bool ended = false;
   addend_frame_header notice{};  ///< why, if ended
   uint64_t memory_bytes = 0;
-  uint64_t waited_for = 0;  ///< workers, by bit, that some turn has been waiting for a second
+  aggregate::Wait wait;  ///< for nobody, unless it has been a second
 };
 
 struct DataPlaneStatus {

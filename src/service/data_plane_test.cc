@@ -9,6 +9,7 @@
 
 #include "gtest/gtest.h"
 #include "net/udp_socket.h"
+#include "service/status.h"
 #include "tests/support/frames.h"
 #include "tests/support/keys.h"
 
@@ -317,8 +318,35 @@ TEST_F(DataPlaneTest, WhoeverHasLeftIsNamedWhenATurnWaitsForItAndNotBefore) {
 TEST_F(DataPlaneTest, StatusNamesWhoIsWaitedForAfterASecond) {
   start();
   receive(0, frame(0, 0, 0, 1));
-  EXPECT_EQ(plane_.status(now_ + 999'999'999).epochs[0].waited_for, 0u);
-  EXPECT_EQ(plane_.status(now_ + 1'000'000'000).epochs[0].waited_for, (1u << kWorld) - 2);
+  EXPECT_EQ(plane_.status(now_ + 999'999'999).epochs[0].wait.workers, 0u);
+  EXPECT_EQ(plane_.status(now_ + 1'000'000'000).epochs[0].wait.workers, (1u << kWorld) - 2);
+}
+
+TEST_F(DataPlaneTest, StatusDoesNotNameThoseWhoWaitThemselves) {
+  start();
+  // Worker 1's window ends behind slot 0, where it waits for worker 2, too. What worker 0 sent
+  // first came last.
+  receive(0, frame(0, 1, 0, 1));
+  receive(0, frame(0, 0, 0, 1));
+  receive(1, frame(1, 0, 0, 1));
+  EXPECT_EQ(plane_.status(now_ + 1'000'000'000).epochs[0].wait.workers, 1u << 2);
+}
+
+TEST_F(DataPlaneTest, StatusOfSeveralThreadsNamesWhoIsWaitedForFirst) {
+  start();
+  receive(0, frame(0, 1, 0, 1));
+  const DataPlaneStatus later = plane_.status(now_ + 1'000'000'000);
+  receive(0, frame(0, 0, 0, 1));
+  receive(1, frame(1, 0, 0, 1));
+  const DataPlaneStatus first = plane_.status(now_ + 1'000'000'000);
+  for (const bool in_order : {true, false}) {
+    ServerStatus status;
+    status.jobs.resize(1);
+    status.jobs[0].view.epoch = 42;
+    add(status, in_order ? first : later);
+    add(status, in_order ? later : first);
+    EXPECT_EQ(status.jobs[0].waited_for(), 1u << 2) << in_order;
+  }
 }
 
 TEST_F(DataPlaneTest, ATurnThatTimesOutEndsTheEpochAndSaysSo) {

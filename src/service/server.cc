@@ -371,7 +371,7 @@ class RunningServer final : public Server {
     status.uptime_s = std::chrono::duration<double>(Clock::now() - started_).count();
     status.threads = threads_.threads();
     for (const JobView& view : views)
-      status.jobs.push_back({view, {}, 0, view.waited_for});
+      status.jobs.push_back({view, {}, 0, {}});
     threads_.add_to(status);
     return status;
   }
@@ -379,7 +379,7 @@ class RunningServer final : public Server {
     const ServerStatus status = status_of({views.begin(), views.end()});
     for (std::size_t i = 0; i < out.size(); ++i) {
       const aggregate::Counters& counters = status.jobs[i].counters;
-      out[i].waited_for = status.jobs[i].waited_for;
+      out[i].waited_for = status.jobs[i].waited_for();
       out[i].turns = counters.complete + counters.partial;
       for (const uint64_t refused : counters.refused)
         out[i].refused += refused;

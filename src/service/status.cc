@@ -89,7 +89,7 @@ void add_refusals(Metrics& metrics, const ServerStatus& status) {
   for (const JobStatus& job : status.jobs) {
     for (uint32_t w = 0; w < job.view.world; ++w)
       metrics.value("job_waits_for", labels_of(job.view) + ",worker=\"" + std::to_string(w) + "\"",
-                    double(job.waited_for >> w & 1));
+                    double(job.waited_for() >> w & 1));
   }
   metrics.describe("job_last_total", "counter", "Turns that waited for this worker longest.");
   for (const JobStatus& job : status.jobs) {
@@ -130,7 +130,7 @@ std::string job_json(const JobStatus& job) {
   std::string last, waits_for;
   for (uint32_t w = 0; w < job.view.world; ++w) {
     last += (w > 0 ? "," : "") + std::to_string(job.counters.last[w]);
-    if ((job.waited_for >> w & 1) != 0) {
+    if ((job.waited_for() >> w & 1) != 0) {
       waits_for += (waits_for.empty() ? "" : ",") + std::to_string(w);
     }
   }
@@ -161,7 +161,7 @@ void add(ServerStatus& status, const DataPlaneStatus& plane) {
     for (JobStatus& job : status.jobs) {
       if (job.view.epoch != epoch.epoch) continue;
       job.memory_bytes += epoch.memory_bytes;
-      job.waited_for |= epoch.waited_for;
+      job.wait.join(epoch.wait);
       job.counters.folded += epoch.counters.folded;
       job.counters.complete += epoch.counters.complete;
       job.counters.partial += epoch.counters.partial;

@@ -18,7 +18,10 @@ struct JobStatus {
   JobView view;
   aggregate::Counters counters;  ///< of the epoch, over all threads
   uint64_t memory_bytes = 0;
-  uint64_t waited_for = 0;  ///< workers, by bit: to come, or to contribute to a turn
+  aggregate::Wait wait;  ///< the first of all threads
+
+  /// Workers, by bit: to come, or to contribute.
+  uint64_t waited_for() const { return view.waited_for | wait.workers; }
 };
 
 /// What became of those who came.

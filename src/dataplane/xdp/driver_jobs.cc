@@ -254,17 +254,18 @@ uint64_t DriverPart::oldest_ns() const {
   return oldest;
 }
 
-uint64_t DriverPart::waited_for(uint64_t opened_ns) const {
-  uint64_t workers = 0;
+aggregate::Wait DriverPart::first_wait(const aggregate::Slots& slots) const {
+  aggregate::Wait first;
   for (uint32_t s = range_.first_slot; s < range_.first_slot + range_.slots; ++s) {
     const addend_xdp_slot& slot = slot_at(s);
     if (peek(slot.owner) != ADDEND_XDP_DRIVER) continue;
     for (const addend_xdp_bank& bank : slot.banks) {
-      if (peek(bank.state) != ADDEND_XDP_OPEN || peek(bank.opened_ns) > opened_ns) continue;
-      workers |= job_->shared().everyone & ~peek(bank.contributors);
+      if (peek(bank.state) != ADDEND_XDP_OPEN) continue;
+      first.join({slots.place(s, peek(bank.turn)), peek(bank.opened_ns),
+                  job_->shared().everyone & ~peek(bank.contributors)});
     }
   }
-  return workers;
+  return first;
 }
 
 DriverCounters DriverPart::counters() const {

@@ -71,8 +71,8 @@ class DriverPart {
 
   /// Of the turns that are open in the driver, when the first began; ~0 if there is none.
   uint64_t oldest_ns() const;
-  /// Workers, by bit, that turns in the driver wait for which were opened at `opened_ns` or before.
-  uint64_t waited_for(uint64_t opened_ns) const;
+  /// Where workers wait, of the turns that are open in the driver; `slots` knows their order.
+  aggregate::Wait first_wait(const aggregate::Slots& slots) const;
   DriverCounters counters() const;
   uint64_t memory_bytes() const { return uint64_t{range_.slots} * sizeof(addend_xdp_slot); }
 

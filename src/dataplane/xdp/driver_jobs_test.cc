@@ -106,8 +106,8 @@ TEST(DriverJobs, TurnsThatTheDriverOpenedExpireWithTheFirstThenInTheOrderOfTheir
     bank = {1, opened[s], 0, 8, 8, ADDEND_OP_SUM_I32, 0, ADDEND_XDP_OPEN, 0, 0};
   }
   EXPECT_EQ(parts[0]->oldest_ns(), 20u);
-  EXPECT_EQ(parts[0]->waited_for(19), 0u);
-  EXPECT_EQ(parts[0]->waited_for(20), 2u);
+  EXPECT_EQ(parts[0]->first_wait(slots).opened_ns, 40u);
+  EXPECT_EQ(parts[0]->first_wait(slots).workers, 2u);
   parts[0]->fetch_all(slots);
   aggregate::Reply reply;
   EXPECT_FALSE(slots.expire(139, reply));
