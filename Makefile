@@ -5,6 +5,12 @@ JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 60
 TSAN_TESTS = base_test reduce_test pipeline_test float_equality_test example_c service_test service_net_test tree_net_test
 space := $(subst ,, )
+# RETRY=1, as CI has it on shared machines: a test that failed gets a second try, alone, and the log shows both. What a
+# sanitizer found gets none.
+run_tests = ctest --preset $(1) -j $(JOBS) $(2) $(if $(RETRY),|| { \
+  ! grep -E 'Sanitizer: |runtime error: ' build/$(1)/Testing/Temporary/LastTest.log && ctest --preset $(1) --rerun-failed; })
+PYTEST = ADDEND_LIBRARY=$(CURDIR)/build/dev/src/capi/libaddend.so \
+         ADDEND_COMMAND=$(CURDIR)/build/dev/apps/addend/addend .venv/bin/pytest
 SOURCES = $(shell git ls-files '*.h' '*.cc' '*.c' '*.cu' '*.cuh')
 
 help:
@@ -66,7 +72,7 @@ test-dev:
 	tools/install_packages.sh build test
 	cmake --preset dev
 	cmake --build --preset dev -j $(JOBS)
-	ctest --preset dev -j $(JOBS)
+	$(call run_tests,dev)
 
 # .venv with torch, the developers' tools and this package.
 python-env:
@@ -80,21 +86,20 @@ test-python: python-env
 	.venv/bin/mypy
 	cmake --preset dev
 	cmake --build --preset dev -j $(JOBS) --target addend_c addend
-	ADDEND_LIBRARY=$(CURDIR)/build/dev/src/capi/libaddend.so \
-	ADDEND_COMMAND=$(CURDIR)/build/dev/apps/addend/addend .venv/bin/pytest
+	$(PYTEST) $(if $(RETRY),|| { [ $$? = 1 ] && $(PYTEST) --last-failed; })
 
 # The sanitizers look at the library and its tests; the command line was tested above.
 test-asan:
 	tools/install_packages.sh build test
 	cmake --preset asan -DADDEND_APPS=OFF
 	cmake --build --preset asan -j $(JOBS)
-	ctest --preset asan -j $(JOBS) -LE 'slow|mpi'
+	$(call run_tests,asan,-LE 'slow|mpi')
 
 test-tsan:
 	tools/install_packages.sh build test
 	cmake --preset tsan -DADDEND_APPS=OFF
 	cmake --build --preset tsan -j $(JOBS) --target $(TSAN_TESTS)
-	ctest --preset tsan -j $(JOBS) -R '^($(subst $(space),|,$(TSAN_TESTS)))$$'
+	$(call run_tests,tsan,-R '^($(subst $(space),|,$(TSAN_TESTS)))$$')
 
 fuzz:
 	tools/install_packages.sh build fuzz
