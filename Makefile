@@ -55,6 +55,7 @@ bench-service: python-env
 	ip netns add addend-split && ip netns exec addend-split ip link set lo up gso_max_segs 1
 	ip netns exec addend-split build/bench/tests/service_goodput; code=$$?; ip netns del addend-split; exit $$code
 	python3 tests/net/bars.py build/bench/apps/addend/addend .venv/bin/python
+	python3 tests/net/mesh_bars.py build/bench/apps/addend/addend .venv/bin/python
 	python3 tests/net/tree_test.py build/bench/apps/addend/addend --bars
 	python3 tests/net/abuse_test.py build/bench/apps/addend/addend build/bench/tests/service_abuse --bench
 	python3 tests/net/loss_bars.py build/bench/apps/addend/addend build/bench/tests/bad_wire $(LOSS_BARS)
