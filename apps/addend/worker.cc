@@ -137,7 +137,10 @@ Status Worker::all_reduce(std::span<void* const> gradients) {
   std::vector<Ticket> tickets;
   Status first_error;
   for (std::size_t i = 0; i < codecs_.size(); ++i) {
-    auto ticket = pipeline_->submit(*codecs_[i], gradients[i]);
+    Submission one;
+    one.parts.push_back({codecs_[i].get(), gradients[i]});
+    one.in_place = true;
+    auto ticket = pipeline_->submit(std::move(one));
     if (!ticket) {
       first_error = ticket.error();
       break;

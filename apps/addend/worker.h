@@ -57,7 +57,8 @@ class Worker {
 
   /// Returns when all workers have come here.
   Status barrier();
-  /// All-reduces one gradient a bucket, in place, all in flight together.
+  /// All-reduces one gradient a bucket, in place, all in flight together. As with other
+  /// libraries' all-reduces, a failure leaves anything in them.
   Status all_reduce(std::span<void* const> gradients);
   /// Ends the pipeline: the reducer may be used directly from here on.
   void close() { pipeline_.reset(); }
