@@ -332,6 +332,9 @@ Status MeshReducer::read(uint32_t from) {
       if (!moved) lose(from, moved.error().message);
       if (!moved || *moved == 0) return {};
       turn += *moved;
+      if (channel.transfer != nullptr && channel.frame.kind == Kind::kShare) {
+        channel.transfer->came(from, channel.frame.length - channel.into.left());
+      }
     }
     if (channel.into.left() == 0) ADDEND_TRY(arrived(from));
   }
@@ -446,6 +449,7 @@ Status MeshReducer::adopt(Transfer& transfer) {
         std::memcpy(piece.iov_base, lanes, piece.iov_len);
         lanes += piece.iov_len;
       }
+      transfer.came(early->from, early->frame.length);
     }
     transfer.arrived(Kind::kShare, early->from);
     spare_early_.push_back(std::move(early));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "reduce/mesh/mesh.h"
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstring>
@@ -95,6 +96,37 @@ TEST(MeshReducer, FoldsEveryOperationOverAllWorkersBothWays) {
       });
     }
   }
+}
+
+TEST(Transfer, LanesOfAScatterAreFoldedAsSoonAsEverybodysAreHere) {
+  constexpr uint32_t kWorld = 3, kWorker = 1;
+  constexpr uint64_t kShare = 3 * 8192, kShareBytes = kShare * sizeof(int32_t);
+  std::vector<int32_t> data(kWorld * kShare, 1);
+  const int32_t* own = data.data() + kShare;
+  Round round;
+  round.add({.op = Op::kSumI32, .lanes = data.size(), .data = data.data()});
+  mesh::Transfer transfer;
+  ASSERT_TRUE(transfer.begin(0, round, mesh::Way::kScatter, kWorld, kWorker));
+  transfer.claim({});
+  for (const uint32_t from : {0u, 2u}) {
+    ASSERT_TRUE(transfer.accepts(from, transfer.frame(mesh::Kind::kShare, kShareBytes)));
+    mesh::Parts parts;
+    transfer.lay_out(mesh::Kind::kShare, from, kWorker, parts);
+    auto* lanes = static_cast<int32_t*>(parts.begin()->iov_base);
+    std::fill(lanes, lanes + kShare, 10);
+  }
+  transfer.came(0, kShareBytes);
+  EXPECT_EQ(own[0], 1) << "worker 2 brought nothing yet";
+  transfer.came(2, kShareBytes - 1);
+  EXPECT_EQ(own[0], 21);
+  EXPECT_EQ(own[kShare - 1], 1) << "its last byte is missing";
+  transfer.came(2, kShareBytes);
+  EXPECT_EQ(own[kShare - 1], 21);
+  transfer.arrived(mesh::Kind::kShare, 0);
+  EXPECT_FALSE(transfer.fold_if_ready());
+  transfer.arrived(mesh::Kind::kShare, 2);
+  EXPECT_EQ(transfer.fold_if_ready(), mesh::Kind::kSums);
+  EXPECT_TRUE(std::all_of(own, own + kShare, [](int32_t lane) { return lane == 21; }));
 }
 
 // As engines wait: on a slow machine nothing may come for so long that wait looks up.

@@ -89,6 +89,8 @@ Status Transfer::begin(uint64_t number, const Round& round, Way way, uint32_t wo
   got_share_.assign(world, false);
   got_sums_.assign(world, false);
   sources_.resize(world);
+  came_.assign(world, 0);
+  done_ = {};
   shares_ = sums_ = unsent_ = world - 1;
   claim_count_ = 0;
   folded_ = false;
@@ -124,6 +126,17 @@ bool Transfer::expects(Kind kind, uint32_t from) const {
 
 bool Transfer::waits_for(uint32_t from) const {
   return from != worker_ && (!got_share_[from] || (two_steps() && !got_sums_[from]));
+}
+
+// Once everybody's lanes come in, everybody's frames have been accepted: nobody refuses any more.
+void Transfer::came(uint32_t from, uint64_t bytes) {
+  came_[from] = bytes;
+  if (way_ != Way::kScatter || refused_) return;
+  uint64_t least = bytes;
+  for (uint32_t w = 0; w < world_; ++w) {
+    if (w != worker_) least = std::min(least, came_[w]);
+  }
+  fold_until(least);
 }
 
 void Transfer::arrived(Kind kind, uint32_t from) {
@@ -176,7 +189,7 @@ std::optional<Kind> Transfer::fold_if_ready() {
   if (way_ == Way::kGather) {
     if (refused_) clear_gathered();
   } else if (!refused_) {
-    fold_share();
+    fold_until(UINT64_MAX);
   }
   if (!two_steps()) return {};
   unsent_ += world_ - 1;
@@ -218,36 +231,37 @@ void Transfer::clear_gathered() {
   }
 }
 
-// Adds all sources to the first one, a few lanes of everybody at a time: they stay in the cache.
-void Transfer::fold_sources(Op op, uint64_t lanes) {
+// Folds what so many bytes of everybody's share hold, in whole blocks: a few lanes of everybody at
+// a time stay in the cache.
+void Transfer::fold_until(uint64_t bytes) {
   constexpr uint64_t kBlockLanes = 8192;
-  for (uint64_t begin = 0; begin < lanes; begin += kBlockLanes) {
-    const uint64_t at = op_bytes(op, begin);
-    for (uint32_t w = 1; w < world_; ++w)
-      fold(op, sources_[0] + at, sources_[w] + at, std::min(kBlockLanes, lanes - begin));
+  for (; done_.planes < round_.size; ++done_.planes, done_.lanes = 0) {
+    const Plane& plane = round_.begin()[done_.planes];
+    const uint64_t all = segment(plane, worker_).lanes;
+    while (done_.lanes < all) {
+      const uint64_t lanes = std::min(kBlockLanes, all - done_.lanes);
+      if (done_.bytes + op_bytes(plane.op, done_.lanes + lanes) > bytes) return;
+      fold_block(plane, done_.lanes, lanes);
+      done_.lanes += lanes;
+    }
+    done_.bytes += op_bytes(plane.op, all);
+    done_.place += aligned(op_bytes(plane.op, all));
   }
 }
 
-void Transfer::fold_share() {
-  for (uint32_t w = 0; w < world_; ++w) {
-    if (w != worker_) sources_[w] = received(w);
+// Of the plane that is folded now, from `lane` of our share on.
+void Transfer::fold_block(const Plane& plane, uint64_t lane, uint64_t lanes) {
+  const uint64_t first = segment(plane, worker_).begin + lane, at = op_bytes(plane.op, lane);
+  for (uint32_t w = 0; w < world_; ++w)
+    sources_[w] = w == worker_ ? lanes_at(plane, first) : received(w) + done_.place + at;
+  uint8_t* sum = sums_at(plane, first);
+  if (is_table_sum(plane.op)) {
+    if (!is_narrow_sum(plane.op)) std::memset(sum, 0, op_sum_bytes(plane.op, lanes));
+    return fold_tables(plane.op, sum, sources_.data(), world_, plane.table, lanes);
   }
-  for (const Plane& plane : round_) {
-    const Segment share = segment(plane, worker_);
-    const uint64_t bytes = op_bytes(plane.op, share.lanes);
-    uint8_t* sum = sums_at(plane, share.begin);
-    sources_[worker_] = lanes_at(plane, share.begin);
-    if (share.lanes > 0 && is_table_sum(plane.op)) {
-      if (!is_narrow_sum(plane.op)) std::memset(sum, 0, op_sum_bytes(plane.op, share.lanes));
-      fold_tables(plane.op, sum, sources_.data(), world_, plane.table, share.lanes);
-    } else if (share.lanes > 0) {
-      fold_sources(plane.op, share.lanes);
-      if (sources_[0] != sum) std::memcpy(sum, sources_[0], bytes);
-    }
-    for (uint32_t w = 0; w < world_; ++w) {
-      if (w != worker_) sources_[w] += aligned(bytes);
-    }
-  }
+  for (uint32_t w = 1; w < world_; ++w)
+    fold(plane.op, sources_[0], sources_[w], lanes);
+  if (sources_[0] != sum) std::memcpy(sum, sources_[0], op_bytes(plane.op, lanes));
 }
 
 }  // namespace addend::mesh

@@ -10,7 +10,8 @@
 //   2 (n - 1) / n of the bytes, two network steps      n - 1 times the bytes, one step
 //
 // An exchange is a scatter in which everybody's share is the whole round, so that nobody has sums
-// to send. Both fold in the order of workers: the same bits everywhere.
+// to send. Both fold in the order of workers: the same bits everywhere. A scatter folds lanes as
+// soon as everybody's are here, so that little is left to fold when the last of them come.
 //
 //   gather (rounds whose planes all have bounds, whatever their size)
 //
@@ -81,6 +82,8 @@ class Transfer {
   /// Whether a message of this kind may come from this worker now.
   bool expects(Kind kind, uint32_t from) const;
   void sent() { --unsent_; }
+  /// So many bytes of a share's lanes are here, and accepted.
+  void came(uint32_t from, uint64_t bytes);
   void arrived(Kind kind, uint32_t from);
   /// Folds our share once that is possible. Once, what must be sent to all then.
   std::optional<Kind> fold_if_ready();
@@ -100,8 +103,8 @@ class Transfer {
   bool two_steps() const { return way_ == Way::kScatter || refused_; }
   uint8_t* received(uint32_t from);
   uint64_t hash_of_round() const;
-  void fold_share();
-  void fold_sources(Op op, uint64_t lanes);
+  void fold_until(uint64_t bytes);
+  void fold_block(const Plane& plane, uint64_t lane, uint64_t lanes);
   void clear_gathered();
 
   uint64_t number_ = 0;
@@ -120,6 +123,13 @@ class Transfer {
   Buffer received_;           // the other workers' lanes of our share
   uint64_t share_bytes_ = 0;  // of one worker, in received_
   std::vector<uint8_t*> sources_;
+  std::vector<uint64_t> came_;  // bytes of shares, by worker
+  /// What is folded of our share: whole planes, where they ended in a share as it travels and as it
+  /// lies in received_, and lanes of the next plane.
+  struct Folded {
+    uint32_t planes = 0;
+    uint64_t bytes = 0, place = 0, lanes = 0;
+  } done_;
 };
 
 }  // namespace addend::mesh
