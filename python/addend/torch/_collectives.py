@@ -35,7 +35,7 @@ from addend.torch._start import start
 # Larger tensors go in pieces, so that one is encoded and another decoded while a third travels.
 # Quantising takes longer than looking for zeros, and is worth hiding in smaller pieces.
 _PIECE_ELEMENTS = 16 << 20
-_QUANT_PIECE_ELEMENTS = 1 << 22
+_QUANT_PIECE_ELEMENTS = 1 << 20
 # A server's rounds take long, and cost no thread of ours meanwhile.
 _SERVER_PIECE_ELEMENTS = 1 << 21
 # Of how many shapes we remember what earlier sums showed, where tensors have no name.
