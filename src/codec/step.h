@@ -7,6 +7,7 @@
 #include <bit>
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "addend/codec.h"
 #include "base/float_environment.h"
@@ -73,7 +74,7 @@ class Stepped : public Contract {
     if (state_ == State::kIdle) return out_of_order("set_missing");
     if (workers == 0) return {};
     const auto missing = static_cast<uint32_t>(std::popcount(workers));
-    if (missing >= layout_.world || std::bit_width(workers) > layout_.world) {
+    if (missing >= layout_.world || std::cmp_greater(std::bit_width(workers), layout_.world)) {
       return make_error(Errc::kInvalidArgument, "set_missing: not some of this layout's workers");
     }
     ADDEND_TRY(do_set_missing(workers));
