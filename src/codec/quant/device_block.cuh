@@ -103,13 +103,6 @@ __device__ __forceinline__ Rounded round_element(const Rounder& q, const DeviceC
   return result;
 }
 
-// Whether a live block is one of the report's sample, and which.
-__device__ __forceinline__ bool is_sampled(const DeviceStep& step, uint32_t b, uint32_t* sample) {
-  const uint32_t rank = step.survey->all_live != 0 ? b : step.ranks[b];
-  *sample = rank / step.survey->every;
-  return rank - *sample * step.survey->every == step.survey->phase;
-}
-
 // ---- A warp and its block ------------------------------------------------------------------
 //
 // A tile is 8 KB of shared memory, one a warp: rows of 32 floats, whose 16-byte chunks are permuted
@@ -438,16 +431,17 @@ inline constexpr uint32_t kCtaThreads = 256;
 
 // Launches a kernel that has a block of the step in shared memory, a CTA each.
 template <auto kKernel, typename... Arguments>
-int launch_ctas(const DeviceStep& step, void* stream, const Arguments&... arguments) {
+int launch_ctas(const DeviceStep& step, uint64_t wanted, void* stream,
+                const Arguments&... arguments) {
   constexpr uint64_t kUnasked = 48 * 1024, kMostCtas = 1 << 20;
   const uint64_t shared = uint64_t{step.largest} * 4;
-  if (step.cta_count == 0) return 0;
+  if (wanted == 0) return 0;
   if (shared > kUnasked) {
     if (const auto code = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                static_cast<int>(shared)))
       return code;
   }
-  const auto grid = static_cast<uint32_t>(step.cta_count < kMostCtas ? step.cta_count : kMostCtas);
+  const auto grid = static_cast<uint32_t>(wanted < kMostCtas ? wanted : kMostCtas);
   kKernel<<<grid, kCtaThreads, shared, static_cast<cudaStream_t>(stream)>>>(step, arguments...);
   return cudaGetLastError();
 }

@@ -69,7 +69,7 @@ Status DeviceQuantCodec::reserve_planes() {
   ADDEND_TRY(survey_.reserve(sizeof(Survey)));
   ADDEND_TRY(parts_.reserve(blocks_.size() * sizeof(BlockPart)));
   ADDEND_TRY(first_lanes_.reserve(blocks_.size() * 8));
-  ADDEND_TRY(ranks_.reserve(blocks_.size() * 4));
+  ADDEND_TRY(sampled_.reserve(blocks_.size() * 4));
   ADDEND_TRY(thresholds_.reserve(2 * kThresholds * 4));
   ADDEND_TRY(lanes_.reserve(op_bytes(op(), blocks_.padded())));
   if (indices()) ADDEND_TRY(sums_.reserve(op_sum_bytes(op(), blocks_.padded())));
@@ -79,7 +79,7 @@ Status DeviceQuantCodec::reserve_planes() {
   args_.survey = survey_.as<Survey>();
   args_.parts = parts_.as<BlockPart>();
   args_.lanes = first_lanes_.as<uint64_t>();
-  args_.ranks = ranks_.as<uint32_t>();
+  args_.sampled = sampled_.as<uint32_t>();
   args_.thresholds = thresholds_.as<float>();
   return {};
 }
@@ -158,8 +158,8 @@ uint64_t DeviceQuantCodec::memory_bytes() const {
   uint64_t total = blocks_.memory_bytes() + sample_memory_.capacity();
   for (const cuda::DeviceBuffer* buffer :
        {&blocks_on_, &sizes_, &warp_blocks_, &cta_blocks_, &cells_, &norms_, &survey_, &parts_,
-        &first_lanes_, &ranks_, &thresholds_, &lanes_, &sums_, &contributors_on_, &kept_[0].values,
-        &kept_[0].scales, &kept_[1].values, &kept_[1].scales}) {
+        &first_lanes_, &sampled_, &thresholds_, &lanes_, &sums_, &contributors_on_,
+        &kept_[0].values, &kept_[0].scales, &kept_[1].values, &kept_[1].scales}) {
     total += buffer->capacity();
   }
   return total;

@@ -87,7 +87,7 @@ class DeviceQuantCodec final : public QuantPlan {
   cuda::DeviceBuffer blocks_on_{device_.runtime}, sizes_{device_.runtime},
       warp_blocks_{device_.runtime}, cta_blocks_{device_.runtime}, cells_{device_.runtime};
   cuda::DeviceBuffer norms_{device_.runtime}, survey_{device_.runtime}, parts_{device_.runtime},
-      first_lanes_{device_.runtime}, ranks_{device_.runtime}, thresholds_{device_.runtime};
+      first_lanes_{device_.runtime}, sampled_{device_.runtime}, thresholds_{device_.runtime};
   cuda::DeviceBuffer lanes_{device_.runtime}, sums_{device_.runtime},
       contributors_on_{device_.runtime};
   std::array<Kept, 2> kept_{Kept(device_.runtime), Kept(device_.runtime)};

@@ -230,13 +230,15 @@ int launch_decode(const DeviceStep& step, const void* sums, DeviceCarrier carrie
                              step.warp_count, stream, step, sums, carrier, scale, gradient)
                        : launch_resident<decode_warps<false>, kWarpThreads, kWarpShared>(
                              step.warp_count, stream, step, sums, carrier, scale, gradient);
-  return code != 0 ? code : launch_ctas<decode_ctas>(step, stream, sums, carrier, scale, gradient);
+  return code != 0 ? code
+                   : launch_ctas<decode_ctas>(step, step.cta_count, stream, sums, carrier, scale,
+                                              gradient);
 }
 
 int launch_turn(const DeviceStep& step, DeviceResidual owed, void* stream) {
   const int code = launch_resident<turn_warps, kWarpThreads, kWarpShared>(
       step.warp_count, stream, step, static_cast<float*>(owed.values));
-  return code != 0 ? code : launch_ctas<turn_ctas>(step, stream, owed);
+  return code != 0 ? code : launch_ctas<turn_ctas>(step, step.cta_count, stream, owed);
 }
 
 }  // namespace addend::quant

@@ -72,7 +72,7 @@ __device__ __forceinline__ void store_nibbles(void* lanes, uint64_t element, uin
 // ---- A warp a block.
 
 // Rounds v (elements 32 j + lane) and stores codes; with feedback v becomes what is left.
-template <bool kOwes>
+template <bool kNibbles, bool kOwes>
 __device__ __forceinline__ void round_columns(const Rounder& q, const DeviceCell* cells,
                                               const Affine& values, float inverse,
                                               DeviceCarrier carrier, void* lanes, uint64_t element,
@@ -99,7 +99,7 @@ __device__ __forceinline__ void round_columns(const Rounder& q, const DeviceCell
         (take(std::integral_constant<uint32_t, kRow>()), ...);
       }
       (std::make_integer_sequence<uint32_t, kRows>());
-      if (carrier == DeviceCarrier::kNibbles) {
+      if constexpr (kNibbles) {
         store_nibbles(lanes, element + first * kWarp, words[0] | words[1] << 4, lane);
       } else {
         store_rows(carrier, lanes, element + first * kWarp, words[0], lane);
@@ -107,25 +107,6 @@ __device__ __forceinline__ void round_columns(const Rounder& q, const DeviceCell
       }
     }
   }
-}
-
-__device__ __forceinline__ double sample_unit(const DeviceStep& step, uint32_t size,
-                                              float prescale) {
-  return static_cast<double>(prescale) * static_cast<double>(prescale) *
-         (step.grid.rotates ? size : 1);
-}
-
-// The report's sample of a block: the energy of v, and of what rounding takes from it.
-__device__ __forceinline__ void sample_columns(const Rounder& q, const DeviceCell* cells,
-                                               const Affine& values, double unit, uint32_t lane,
-                                               const float (&v)[kPerLane], Sample* sample) {
-  const float energy = column_energy([&](uint32_t j) { return v[j] * v[j]; });
-  const float lost = column_energy([&](uint32_t j) {
-    const Rounded r = round_element(q, cells, v[j], q.thresholds[(j * kWarp) % kThresholds + lane]);
-    const float left = v[j] - (r.level() * values.factor + values.offset);
-    return left * left;
-  });
-  if (lane == 0) *sample = {static_cast<double>(energy) / unit, static_cast<double>(lost) / unit};
 }
 
 // A block that does not travel keeps what it owes if it is broken, and owes nothing if it is
@@ -136,6 +117,8 @@ __device__ __forceinline__ void pass_on(const float* owed, float* next, uint32_t
     next[i] = norm == 0 ? 0.0f : owed[i];
 }
 
+constexpr uint32_t kNoBlock = 0xFFFFFFFFu;
+
 // With feedback a warp has a second tile, and there are fewer warps.
 template <bool kOwes>
 constexpr uint32_t kWarpThreads = kOwes ? 384 : 512;
@@ -144,9 +127,9 @@ constexpr uint32_t kWarpTiles = kOwes ? 2 : 1;
 template <bool kOwes>
 constexpr SharedBytes kShared = {kTableBytes, kWarpTiles<kOwes>* kTileBytes};
 
-template <typename Word, bool kOwes>
+template <typename Word, bool kNibbles, bool kOwes>
 __global__ void __launch_bounds__(kWarpThreads<kOwes>, 1)
-    encode_warps(const DeviceStep step, void* lanes, float* next, Sample* samples) {
+    encode_warps(const DeviceStep step, void* lanes, float* next) {
   extern __shared__ __align__(128) uint8_t shared[];
   auto* tables = reinterpret_cast<Tables*>(shared);
   load_tables(step, tables);
@@ -154,47 +137,60 @@ __global__ void __launch_bounds__(kWarpThreads<kOwes>, 1)
   uint8_t* tile = shared + kTableBytes + threadIdx.x / kWarp * kWarpTiles<kOwes> * kTileBytes;
   uint8_t* owed_tile = tile + kTileBytes;
   const auto* owed = static_cast<const float*>(step.owed.values);
-  const auto start = [&](uint64_t at) {
-    if (at >= step.warp_count) return;
-    const BlockPart& part = step.parts[step.warp_blocks[at]];
-    start_tile(tile, static_cast<const Word*>(step.gradient) + part.begin, lane);
-    if constexpr (kOwes) start_owed(owed_tile, owed + part.place, lane);
+  const bool all_live = step.survey->all_live != 0;
+  const auto block_at = [&](uint64_t at) {
+    return at < step.warp_count ? step.warp_blocks[at] : kNoBlock;
   };
-  start(first_of_warp());
-  for (uint64_t at = first_of_warp(); at < step.warp_count; at += warps_in_grid()) {
-    const uint32_t b = step.warp_blocks[at];
+  const auto start = [&](uint32_t b, uint64_t begin, uint64_t place) {
+    if (b == kNoBlock) return;
+    start_tile(tile, static_cast<const Word*>(step.gradient) + begin, lane);
+    if constexpr (kOwes) start_owed(owed_tile, owed + place, lane);
+  };
+  uint64_t at = first_of_warp();
+  uint32_t b = block_at(at), following = block_at(at + warps_in_grid());
+  if (b != kNoBlock) start(b, step.parts[b].begin, step.parts[b].place);
+  while (b != kNoBlock) {
     const BlockPart part = step.parts[b];
+    // What the next copies need is asked for before there is other work.
+    const uint32_t coming = following;
+    const BlockPart& coming_part = step.parts[coming == kNoBlock ? b : coming];
+    const uint64_t begin = coming_part.begin, place = kOwes ? coming_part.place : 0;
+    at += warps_in_grid();
+    following = block_at(at + warps_in_grid());
     wait_copies();
     if (part.prescale == 0) {
       if constexpr (kOwes) pass_on(owed + part.place, next + part.place, step.norms[b], lane);
-      start(at + warps_in_grid());
+      start(coming, begin, place);
+      b = coming;
       continue;
     }
     float v[kPerLane];
     rotate_tile<Word>(step, part.signs, part.prescale, tile, lane, v, [&] {
-      if constexpr (!kOwes) start(at + warps_in_grid());
+      if constexpr (!kOwes) start(coming, begin, place);
     });
     if constexpr (kOwes) {
       add_owed(owed_tile, part.prescale, lane, v);
-      start(at + warps_in_grid());
+      start(coming, begin, place);
     }
     const Rounder q(step, part, tables->thresholds);
-    if (uint32_t sample; is_sampled(step, b, &sample)) {
-      sample_columns(q, tables->cells, part.values, sample_unit(step, kWarpBlock, part.prescale),
-                     lane, v, samples + sample);
-    }
     // Division by a power of two, whose inverse is one.
-    round_columns<kOwes>(q, tables->cells, part.values, 1 / part.prescale, step.carrier, lanes,
-                         first_lane(step, b), lane, v);
+    round_columns<kNibbles, kOwes>(q, tables->cells, part.values, 1 / part.prescale, step.carrier,
+                                   lanes, all_live ? part.place : step.lanes[b], lane, v);
     if constexpr (kOwes) {
 #pragma unroll
       for (uint32_t j = 0; j < kPerLane; ++j)
         __stcs(next + part.place + j * kWarp + lane, v[j]);
     }
+    b = coming;
   }
 }
 
 // ---- A CTA a block.
+
+// At the most: a step with fewer live blocks has fewer.
+__host__ __device__ inline uint64_t sample_count(const DeviceStep& step) {
+  return (step.block_count + kSampleEvery - 1) / kSampleEvery;
+}
 
 __device__ void pass_on_shared(const DeviceStep& step, const DeviceResidual& next, uint64_t b) {
   const DeviceBlock& block = step.blocks[b];
@@ -224,17 +220,10 @@ __device__ void store_code(DeviceCarrier carrier, void* lanes, uint64_t at, uint
 }
 
 __device__ void encode_shared(const DeviceStep& step, uint32_t b, void* lanes,
-                              const DeviceResidual& next, Sample* samples, float* z) {
+                              const DeviceResidual& next, float* z) {
   const DeviceBlock& block = step.blocks[b];
   const BlockPart& part = step.parts[b];
-  const float prescale = part.prescale;
-  load_shared(step, b, prescale, z);
-  // The report's sample of a long block is a stretch of it.
-  const uint32_t n = block.size < kSampleLength ? block.size : kSampleLength;
-  const float* stretch = z + step.step * n % block.size;
-  uint32_t sample = 0;
-  const bool sampled = is_sampled(step, b, &sample);
-  const float energy = sampled ? shared_energy(stretch, n) : 0;
+  load_shared(step, b, part.prescale, z);
   const Rounder q(step, part, step.thresholds);
   const Affine values = part.values;
   const uint64_t first = first_lane(step, b);
@@ -248,47 +237,69 @@ __device__ void encode_shared(const DeviceStep& step, uint32_t b, void* lanes,
       store_code(step.carrier, lanes, first + i, even.code());
       store_code(step.carrier, lanes, first + i + 1, odd.code());
     }
-    z[i] -= even.level() * values.factor + values.offset;
-    z[i + 1] -= odd.level() * values.factor + values.offset;
+    z[i] = (z[i] - (even.level() * values.factor + values.offset)) / part.prescale;
+    z[i + 1] = (z[i + 1] - (odd.level() * values.factor + values.offset)) / part.prescale;
   }
   __syncthreads();
-  const float lost = sampled ? shared_energy(stretch, n) : 0;
-  if (sampled && threadIdx.x == 0) {
-    const double unit = sample_unit(step, block.size, prescale);
-    samples[sample] = {static_cast<double>(energy) / unit, static_cast<double>(lost) / unit};
+  if (next.values != nullptr) store_owed(next, block, b, z);
+}
+
+// Sample k of the report: the energies of a block, or of a stretch of a long one, and of what
+// rounding takes from it.
+__device__ void take_sample(const DeviceStep& step, uint64_t k, Sample* samples, float* z) {
+  const uint64_t every = step.survey->every, rank = step.survey->phase + k * every;
+  if (rank >= step.survey->live) return;
+  const uint64_t b = step.survey->all_live != 0 ? rank : step.sampled[k];
+  const DeviceBlock& block = step.blocks[b];
+  const BlockPart& part = step.parts[b];
+  load_shared(step, b, part.prescale, z);
+  const uint32_t n = block.size < kSampleLength ? block.size : kSampleLength;
+  float* x = z + step.step * n % block.size;
+  const float energy = shared_energy(x, n);
+  const Rounder q(step, part, step.thresholds);
+  for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) {
+    const Rounded r = round_element(q, step.cells, x[i], q.thresholds[i % kThresholds]);
+    x[i] = x[i] - (r.level() * part.values.factor + part.values.offset);
   }
-  if (next.values == nullptr) return;
-  for (uint32_t i = threadIdx.x; i < block.size; i += blockDim.x)
-    z[i] /= prescale;
-  __syncthreads();
-  store_owed(next, block, b, z);
+  const float lost = shared_energy(x, n);
+  if (threadIdx.x != 0) return;
+  const double unit = static_cast<double>(part.prescale) * static_cast<double>(part.prescale) *
+                      (step.grid.rotates ? block.size : 1);
+  samples[k] = {static_cast<double>(energy) / unit, static_cast<double>(lost) / unit};
 }
 
 __global__ void __launch_bounds__(kCtaThreads)
     encode_ctas(const DeviceStep step, void* lanes, DeviceResidual next, Sample* samples) {
   extern __shared__ __align__(16) float z[];
-  for (uint64_t at = blockIdx.x; at < step.cta_count; at += gridDim.x) {
+  for (uint64_t at = blockIdx.x; at < step.cta_count + sample_count(step); at += gridDim.x) {
+    if (at >= step.cta_count) {
+      take_sample(step, at - step.cta_count, samples, z);
+      continue;
+    }
     const uint32_t b = step.cta_blocks[at];
     if (is_live(step.norms[b])) {
-      encode_shared(step, b, lanes, next, samples, z);
+      encode_shared(step, b, lanes, next, z);
     } else if (next.values != nullptr) {
       pass_on_shared(step, next, b);
     }
   }
 }
 
-template <typename Word, bool kOwes>
-int launch_warps(const DeviceStep& step, void* lanes, const DeviceResidual& next, Sample* samples,
-                 void* stream) {
-  return launch_resident<encode_warps<Word, kOwes>, kWarpThreads<kOwes>, kShared<kOwes>>(
-      step.warp_count, stream, step, lanes, static_cast<float*>(next.values), samples);
+template <typename Word, bool kNibbles, bool kOwes>
+int launch_warps(const DeviceStep& step, void* lanes, const DeviceResidual& next, void* stream) {
+  return launch_resident<encode_warps<Word, kNibbles, kOwes>, kWarpThreads<kOwes>, kShared<kOwes>>(
+      step.warp_count, stream, step, lanes, static_cast<float*>(next.values));
 }
 
 template <typename Word>
-int launch_warps(const DeviceStep& step, void* lanes, const DeviceResidual& next, Sample* samples,
-                 void* stream) {
-  return next.values == nullptr ? launch_warps<Word, false>(step, lanes, next, samples, stream)
-                                : launch_warps<Word, true>(step, lanes, next, samples, stream);
+int launch_warps(const DeviceStep& step, void* lanes, const DeviceResidual& next, void* stream) {
+  const bool nibbles = step.carrier == DeviceCarrier::kNibbles;
+  if (next.values == nullptr) {
+    return nibbles ? launch_warps<Word, true, false>(step, lanes, next, stream)
+                   : launch_warps<Word, false, false>(step, lanes, next, stream);
+  }
+  return nibbles ? launch_warps<Word, true, true>(step, lanes, next, stream)
+                 : launch_warps<Word, false, true>(step, lanes, next, stream);
 }
 
 }  // namespace
@@ -296,9 +307,11 @@ int launch_warps(const DeviceStep& step, void* lanes, const DeviceResidual& next
 int launch_encode(const DeviceStep& step, void* lanes, DeviceResidual next, Sample* samples,
                   void* stream) {
   const int code = static_cast<DType>(step.dtype) == DType::kF32
-                       ? launch_warps<float>(step, lanes, next, samples, stream)
-                       : launch_warps<uint16_t>(step, lanes, next, samples, stream);
-  return code != 0 ? code : launch_ctas<encode_ctas>(step, stream, lanes, next, samples);
+                       ? launch_warps<float>(step, lanes, next, stream)
+                       : launch_warps<uint16_t>(step, lanes, next, stream);
+  if (code != 0) return code;
+  return launch_ctas<encode_ctas>(step, step.cta_count + sample_count(step), stream, lanes, next,
+                                  samples);
 }
 
 }  // namespace addend::quant

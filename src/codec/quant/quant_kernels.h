@@ -51,8 +51,8 @@ struct Survey {
   uint64_t live = 0;      ///< blocks that travel
   uint64_t lanes = 0;     ///< of those
   uint64_t broken = 0;    ///< elements in broken blocks
-  uint32_t all_live = 0;  ///< 1: block b's lanes start at its place, and b is its rank
-  uint32_t every = 0;     ///< live blocks whose rank is `phase` in so many are the report's sample
+  uint32_t all_live = 0;  ///< 1: block b's lanes start at its place
+  uint32_t every = 0;     ///< one live block in so many is sampled, from number `phase` on
   uint32_t phase = 0;
   uint32_t tickets = 0;  ///< CTAs that have counted
 };
@@ -96,7 +96,7 @@ struct DeviceStep {
   Survey* survey = nullptr;
   BlockPart* parts = nullptr;   ///< of each block
   uint64_t* lanes = nullptr;    ///< first lane of each block, where not all are live
-  uint32_t* ranks = nullptr;    ///< of each block among the live, where not all are
+  uint32_t* sampled = nullptr;  ///< block of each sample, where not all are live
   float* thresholds = nullptr;  ///< 2 * kThresholds
   const DeviceCell* cells = nullptr;
   DeviceCarrier carrier = DeviceCarrier::kU8;
@@ -111,8 +111,8 @@ struct QuantKernels {
 
   /// norms = what this worker says in round 0.
   int (*norms)(const DeviceStep& step, void* stream);
-  /// Reads the folded norms: survey, parts, lanes, ranks; draws the thresholds, sets *contributors
-  /// to 1, and tells the host.
+  /// Reads the folded norms: survey, parts, lanes, sampled; draws the thresholds, sets
+  /// *contributors to 1, and tells the host.
   int (*survey)(const DeviceStep& step, uint32_t* contributors, cuda::Mail* mail, uint64_t sequence,
                 void* stream);
   /// Writes the lanes of all live blocks, with feedback also `next`, what is owed after the step,

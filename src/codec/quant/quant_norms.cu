@@ -213,7 +213,7 @@ int launch_norms(const DeviceStep& step, void* stream) {
                              step.warp_count, stream, step)
                        : launch_resident<owing_norms<uint16_t>, kRotateThreads, kShared>(
                              step.warp_count, stream, step);
-  return code != 0 ? code : launch_ctas<owing_cta_norms>(step, stream);
+  return code != 0 ? code : launch_ctas<owing_cta_norms>(step, step.cta_count, stream);
 }
 
 }  // namespace addend::quant

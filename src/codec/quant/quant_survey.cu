@@ -37,8 +37,8 @@ __device__ void add(uint64_t* to, uint64_t x) {
   if (x != 0) atomicAdd(reinterpret_cast<unsigned long long*>(to), x);
 }
 
-// Where the live blocks' lanes start, and their ranks, if some blocks do not travel. One CTA.
-__device__ void place_blocks(const DeviceStep& step) {
+// Where the live blocks' lanes start, and which are sampled, if some blocks do not travel. One CTA.
+__device__ void place_blocks(const DeviceStep& step, uint32_t every) {
   __shared__ uint64_t lanes_of[kWarps];
   __shared__ uint32_t live_of[kWarps];
   const uint32_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
@@ -62,7 +62,9 @@ __device__ void place_blocks(const DeviceStep& step) {
       if (w < warp) mine += lanes_of[w], rank += live_of[w];
       lanes += lanes_of[w], live_before += live_of[w];
     }
-    if (live) step.lanes[b] = mine, step.ranks[b] = rank;
+    if (live) step.lanes[b] = mine;
+    if (live && rank % every == step.step % every)
+      step.sampled[rank / every] = static_cast<uint32_t>(b);
     __syncthreads();
   }
 }
@@ -99,9 +101,9 @@ __global__ void __launch_bounds__(kThreads)
   if (!last) return;
   __threadfence();
   const uint64_t all = *static_cast<volatile uint64_t*>(&survey->live);
-  if (all != step.block_count) place_blocks(step);
-  if (threadIdx.x != 0) return;
   const auto every = static_cast<uint32_t>(all < kSampleEvery ? all : kSampleEvery);
+  if (all != step.block_count) place_blocks(step, every);
+  if (threadIdx.x != 0) return;
   survey->all_live = all == step.block_count ? 1 : 0;
   survey->every = every == 0 ? 1 : every;
   survey->phase = static_cast<uint32_t>(step.step % survey->every);
