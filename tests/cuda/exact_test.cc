@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // exact and dense on a device: the CPU's planes, sums, plans and reports, byte for byte.
+#include <algorithm>
 #include <iostream>
 
 #include "tests/cuda/side_by_side.h"
@@ -34,6 +35,27 @@ class CudaExact : public ::testing::Test {
       step(workers, inputs);
       if (HasFatalFailure()) return;
     }
+  }
+
+  // All bits of a plane but one a byte come back.
+  void expect_undecodable(const char* spec) {
+    SCOPED_TRACE(spec);
+    Layout layout;
+    layout.count = 5000;
+    layout.execution = {Execution::Device::kCuda, device_.stream()};
+    auto codec = create_codec(*CodecSpec::parse(spec), layout);
+    ASSERT_TRUE(codec) << codec.error().message;
+    cuda::DeviceBuffer gradient(device_.runtime());
+    ASSERT_TRUE(gradient.reserve(5000 * 4));
+    device_.write(gradient.as<void>(), Bytes(5000 * 4, 0x3F));
+    ASSERT_TRUE((*codec)->begin(gradient.as<void>()));
+    Round round;
+    ASSERT_TRUE(*(*codec)->next_round(round));
+    device_.write(round.planes[0].data, Bytes(op_bytes(Op::kOrU64, round.planes[0].lanes), 0x7F));
+    const auto more = (*codec)->next_round(round);
+    ASSERT_FALSE(more);
+    EXPECT_EQ(more.error().code, Errc::kUndecodable);
+    EXPECT_EQ(device_.read(gradient.as<void>(), 5000 * 4), Bytes(5000 * 4, 0x3F));
   }
 
   TestDevice device_;
@@ -104,6 +126,85 @@ TEST_F(CudaExact, PlansFollowTheSumsAsOnTheCpu) {
   }
 }
 
+// Gradients whose rows are dead, full or neither.
+class CudaTwoLevel : public CudaExact {
+ protected:
+  void run_rows(const SideBySide& how, uint64_t row, double live, bool odd) {
+    std::mt19937_64 random(kSeed + how.layout.count + row);
+    SCOPED_TRACE(how.spec + " of " + std::to_string(how.layout.count) + " " +
+                 dtype_name(how.layout.dtype) + ", rows of " + std::to_string(row) + ", " +
+                 std::to_string(live) + " live, misaligned by " + std::to_string(how.misaligned) +
+                 ", seed " + std::to_string(kSeed));
+    std::vector<std::unique_ptr<Twins>> workers;
+    for (uint32_t w = 0; w < how.layout.world; ++w)
+      workers.push_back(std::make_unique<Twins>(device_, how, w));
+    for (const double inside : {1.0, 0.6, 0.02, 1.0}) {
+      std::vector<Bytes> inputs;
+      for (uint32_t w = 0; w < how.layout.world; ++w) {
+        inputs.push_back(random_gradient(how.layout, inside, odd, random));
+        clear_rows(how.layout, row, live, random, inputs.back());
+      }
+      step(workers, inputs);
+      if (HasFatalFailure()) return;
+    }
+  }
+
+ private:
+  static void clear_rows(const Layout& layout, uint64_t row, double live, std::mt19937_64& random,
+                         Bytes& gradient) {
+    std::uniform_real_distribution<double> uniform;
+    const uint64_t width = dtype_bytes(layout.dtype);
+    for (uint64_t begin = 0; begin < layout.count; begin += row) {
+      if (uniform(random) < live) continue;
+      const uint64_t end = std::min(begin + row, layout.count);
+      std::fill(gradient.begin() + static_cast<std::ptrdiff_t>(begin * width),
+                gradient.begin() + static_cast<std::ptrdiff_t>(end * width), uint8_t{0});
+      if (uniform(random) < 0.01) gradient[begin * width + width - 1] = 0x80;  // -0.0
+    }
+  }
+};
+
+TEST_F(CudaTwoLevel, HasTheBytesOfTheCpuAtEveryLengthAndBlock) {
+  for (const DType dtype : kTypes) {
+    for (const uint64_t block : {1, 7, 32, 64, 100, 128, 256, 1000}) {
+      for (const uint64_t count : {0, 1, 63, 64, 65, 4095, 4096, 4097, 16384, 70001}) {
+        const std::string spec = "exact:mode=two-level,block=" + std::to_string(block);
+        run_rows(of(spec, dtype, count, 2), block, 0.1, false);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_F(CudaTwoLevel, HasTheBytesOfTheCpuAtEveryShareOfLiveRows) {
+  for (const DType dtype : kTypes) {
+    for (const double live : {0.0, 0.001, 0.05, 0.5, 0.99, 1.0}) {
+      run_rows(of("exact:mode=two-level", dtype, 300007, 3), 64, live, false);
+      run_rows(of("exact:mode=two-level,block=128", dtype, 300007, 1), 50, live, false);
+    }
+  }
+}
+
+TEST_F(CudaTwoLevel, OddValuesAndMisalignedGradientsAreAsOnTheCpu) {
+  for (const DType dtype : kTypes) {
+    for (const uint64_t misaligned : {0, 1, 3}) {
+      for (const int where : {0, 1, 2}) {
+        SideBySide how = of("exact:mode=two-level", dtype, 20011, 2);
+        how.layout.scale = where == 0 ? 1.0 / 3 : 1.0;
+        how.misaligned = misaligned;
+        how.in_place = where == 1;
+        how.elsewhere = where == 2;
+        run_rows(how, 64, 0.2, true);
+        run_rows(how, 10, 0.9, true);
+      }
+    }
+  }
+}
+
+TEST_F(CudaTwoLevel, LargeUnionsOfFourWorkers) {
+  run_rows(of("exact:mode=two-level", DType::kF32, (1 << 22) + 17, 4), 64, 0.05, false);
+}
+
 TEST_F(CudaExact, DenseHasTheBytesOfTheCpu) {
   for (const DType dtype : kTypes) {
     for (const double scale : {1.0, 0.25, 1.0 / 3}) {
@@ -123,22 +224,8 @@ TEST_F(CudaExact, LargeUnionsOfEightWorkers) {
 }
 
 TEST_F(CudaExact, ALostIndexBitIsUndecodable) {
-  Layout layout;
-  layout.count = 5000;
-  layout.execution = {Execution::Device::kCuda, device_.stream()};
-  auto codec = create_codec(*CodecSpec::parse("exact:mode=packed"), layout);
-  ASSERT_TRUE(codec) << codec.error().message;
-  cuda::DeviceBuffer gradient(device_.runtime());
-  ASSERT_TRUE(gradient.reserve(5000 * 4));
-  device_.write(gradient.as<void>(), Bytes(5000 * 4, 0x3F));
-  ASSERT_TRUE((*codec)->begin(gradient.as<void>()));
-  Round round;
-  ASSERT_TRUE(*(*codec)->next_round(round));
-  device_.write(round.planes[0].data, Bytes(op_bytes(Op::kOrU64, round.planes[0].lanes), 0x7F));
-  const auto more = (*codec)->next_round(round);
-  ASSERT_FALSE(more);
-  EXPECT_EQ(more.error().code, Errc::kUndecodable);
-  EXPECT_EQ(device_.read(gradient.as<void>(), 5000 * 4), Bytes(5000 * 4, 0x3F));
+  for (const char* spec : {"exact:mode=packed", "exact:mode=two-level"})
+    expect_undecodable(spec);
 }
 
 TEST_F(CudaExact, TwoStreamsAtOnceDoNotDisturbEachOther) {
@@ -183,12 +270,79 @@ TEST_F(CudaExact, WhatOnlyTheCpuDoesIsRefusedByName) {
   Layout layout;
   layout.count = 100;
   layout.execution = {Execution::Device::kCuda, device_.stream()};
-  for (const char* what : {"mode=two-level", "mode=sketch", "mode=bloom", "values=reproducible"}) {
+  for (const char* what : {"mode=sketch", "mode=bloom", "values=reproducible"}) {
     const auto codec = create_codec(*CodecSpec::parse(std::string("exact:") + what), layout);
     ASSERT_FALSE(codec);
     EXPECT_EQ(codec.error().code, Errc::kUnsupported);
     EXPECT_NE(codec.error().message.find(what), std::string::npos) << codec.error().message;
   }
+}
+
+// The second codec finds what the first has written: nothing else, and nothing left over.
+TEST_F(CudaExact, MoreThanTwoToTheThirtyTwoElements) {
+  constexpr uint64_t kCount = (uint64_t{1} << 32) + 12345;
+  constexpr uint64_t kAt[] = {
+      0, 1, 1ull << 31, (1ull << 32) - 1, 1ull << 32, (1ull << 32) + 77, kCount - 1};
+  cuda::DeviceInfo info;
+  ASSERT_EQ(device_.runtime()->describe(0, &info), 0);
+  if (info.memory_bytes < uint64_t{40} << 30) GTEST_SKIP() << "the device has no 40 GiB";
+  Bytes expected;
+  for (const char* spec : {"exact:mode=packed", "exact:mode=two-level"}) {
+    SCOPED_TRACE(spec);
+    cuda::DeviceBuffer gradient(device_.runtime()), sum(device_.runtime());
+    for (cuda::DeviceBuffer* buffer : {&gradient, &sum})
+      ASSERT_TRUE(buffer->reserve(kCount * 2));
+    device_.runtime()->fill(gradient.as<void>(), 0, kCount * 2, device_.stream());
+    device_.runtime()->fill(sum.as<void>(), 0xEE, kCount * 2, device_.stream());
+    expected.clear();
+    for (uint8_t k = 0; k < std::size(kAt); ++k) {
+      const Bytes value = {k, 0x3F};
+      device_.write(gradient.as<uint16_t>() + kAt[k], value);
+      expected.insert(expected.end(), value.begin(), value.end());
+    }
+    const auto values_of = [&](const void* from, void* to) {
+      Layout layout;
+      layout.dtype = DType::kBf16;
+      layout.count = kCount;
+      layout.execution = {Execution::Device::kCuda, device_.stream()};
+      const auto codec = create_codec(*CodecSpec::parse(spec), layout);
+      Round round;
+      Bytes values;
+      EXPECT_TRUE((*codec)->begin(from));
+      for (auto more = (*codec)->next_round(round); more && *more;
+           more = (*codec)->next_round(round)) {
+        if (round.last)
+          values = device_.read(round.planes[0].data,
+                                op_bytes(round.planes[0].op, round.planes[0].lanes));
+      }
+      const Status ended = (*codec)->finish(to);
+      EXPECT_TRUE(ended) << ended.error().message;
+      return values;
+    };
+    EXPECT_EQ(values_of(gradient.as<void>(), sum.as<void>()), expected);
+    EXPECT_EQ(values_of(sum.as<void>(), sum.as<void>()), expected);
+    for (uint8_t k = 0; k < std::size(kAt); ++k)
+      EXPECT_EQ(device_.read(sum.as<uint16_t>() + kAt[k], 2), (Bytes{k, 0x3F})) << kAt[k];
+  }
+}
+
+// In a process of its own: a device does not forgive.
+TEST_F(CudaExact, AKernelThatFailsIsANamedError) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto fail = [] {
+    TestDevice device;
+    Layout layout;
+    layout.count = 1 << 20;
+    layout.execution = {Execution::Device::kCuda, device.stream()};
+    const auto codec = create_codec(*CodecSpec::parse("exact:mode=packed"), layout);
+    Round round;
+    const bool begun = codec && (*codec)->begin(reinterpret_cast<const void*>(uintptr_t{4096}));
+    if (!begun || !(*codec)->next_round(round)) std::_Exit(2);
+    const auto more = (*codec)->next_round(round);
+    std::cerr << (more ? "no error" : more.error().message) << std::endl;
+    std::_Exit(more ? 1 : 0);
+  };
+  EXPECT_EXIT(fail(), ::testing::ExitedWithCode(0), "illegal memory access");
 }
 
 TEST_F(CudaExact, AGradientThatDoesNotFitIsOutOfMemoryAndUntouched) {

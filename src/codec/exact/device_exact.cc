@@ -4,8 +4,11 @@
 // waits; whether sums are finite, where that matters to the next plan, when that plan is asked for.
 #include "codec/exact/device_exact.h"
 
+#include <algorithm>
+
 #include "codec/dense/device_dense.h"
 #include "codec/exact/plan.h"
+#include "codec/index/device_two_level.h"
 #include "codec/index/index_kernels.h"
 #include "codec/index/union_index.h"
 #include "codec/step.h"
@@ -24,6 +27,7 @@ class DeviceExactCodec final : public SteppedCodec {
         plan_(this->layout(), options),
         device_(device),
         kernels_(kernels),
+        two_level_(device, kernels),
         counted_(device),
         looked_(device) {}
 
@@ -31,13 +35,14 @@ class DeviceExactCodec final : public SteppedCodec {
     const cuda::OnDevice here(device_);
     ADDEND_TRY(counted_.open());
     ADDEND_TRY(looked_.open());
+    ADDEND_TRY(two_level_.open());
     return totals_.reserve(sizeof(index::Totals) + sizeof(uint64_t));
   }
 
   uint64_t fingerprint() const override { return settled().fingerprint(); }
   std::string_view next_mode() const override { return mode_name(settled().mode()); }
   uint64_t memory_bytes() const override {
-    uint64_t total = 0;
+    uint64_t total = two_level_.memory_bytes();
     for (const cuda::DeviceBuffer* buffer :
          {&local_, &bitmap_, &kept_, &offsets_, &bases_, &totals_, &values_})
       total += buffer->capacity();
@@ -45,7 +50,7 @@ class DeviceExactCodec final : public SteppedCodec {
   }
 
  private:
-  enum class Waiting : uint8_t { kNothing, kIndex, kLast };
+  enum class Waiting : uint8_t { kNothing, kIndex, kBlocks, kElements, kLast };
 
   Status do_begin(const void* gradient) override {
     settled();
@@ -63,8 +68,14 @@ class DeviceExactCodec final : public SteppedCodec {
     if (layout().count == 0 || waiting_ == Waiting::kLast) return false;
     const cuda::OnDevice here(device_);
     if (waiting_ == Waiting::kIndex) return close_index(round);
+    if (waiting_ == Waiting::kBlocks) return close_blocks(round);
+    if (waiting_ == Waiting::kElements) return close_elements(round);
     if (plan_.mode() == Mode::kDense) {
       ADDEND_TRY(open_dense(round));
+    } else if (plan_.mode() == Mode::kTwoLevel) {
+      ADDEND_TRY(two_level_.open_blocks(layout().dtype, gradient_, layout().count,
+                                        plan_.seen().block, round));
+      waiting_ = Waiting::kBlocks;
     } else {
       ADDEND_TRY(open_index(round));
     }
@@ -121,10 +132,14 @@ class DeviceExactCodec final : public SteppedCodec {
                                 local_.as<uint64_t>(),
                                 offsets_.as<uint32_t>(),
                                 bases_.as<uint64_t>(),
+                                layout().count / index::kKeptShare,
                                 totals_.as<index::Totals>(),
                                 counted_.address(),
                                 counted_.expect()};
     ADDEND_TRY(device_.check(kernels_.count(call, device_.stream), "counting a union"));
+    // Values are packed while the host waits for their number, if the last union's room is enough.
+    const uint64_t packed = values_.capacity() / width();
+    if (packed > 0) ADDEND_TRY(pack_values(packed));
     const Result<const cuda::Mail*> mail = counted_.wait();
     ADDEND_TRY(mail);
     cleared_ = true;
@@ -133,33 +148,70 @@ class DeviceExactCodec final : public SteppedCodec {
     draft().local_nonzeros = found[1];
     negative_zeros_ = found[2] != 0;
     if (found[3] != 0) return index::lost_index_bits();
-    return open_values(round);
+    waiting_ = Waiting::kLast;
+    if (travels_as_it_is()) return open_dense_values(round);
+    if (packed < union_) {
+      // A union that grows a little finds room.
+      ADDEND_TRY(values_.reserve((union_ + union_ / 4) * width()));
+      ADDEND_TRY(pack_values(union_));
+    }
+    return add_values(round);
   }
 
-  Result<bool> open_values(Round& round) {
-    waiting_ = Waiting::kLast;
-    if (union_ == 0) return false;
-    if (nearly_dense(union_, layout().count)) {
-      draft().fallback = "dense";
-      ADDEND_TRY(open_dense(round));
-      return true;
-    }
-    // A union that grows a little finds room.
-    if (values_.capacity() < union_ * width())
-      ADDEND_TRY(values_.reserve((union_ + union_ / 4) * width()));
-    const bool kept_all = draft().local_nonzeros <= layout().count / index::kKeptShare;
+  // Does nothing where the union turns out to be larger than `room`, or to travel as it is.
+  Status pack_values(uint64_t room) {
+    const uint64_t count = layout().count;
     const index::ExpandCall call{layout().dtype,
                                  gradient_,
-                                 layout().count,
+                                 count,
                                  bitmap_.as<uint64_t>(),
                                  local_.as<uint64_t>(),
                                  offsets_.as<uint32_t>(),
                                  bases_.as<uint64_t>(),
                                  kept_.as<void>(),
                                  scale(),
-                                 negative_zeros_ && !kept_all,
+                                 totals_.as<index::Totals>(),
+                                 std::min(room, most_packed()),
                                  values_.as<void>()};
-    ADDEND_TRY(device_.check(kernels_.expand(call, device_.stream), "packing values"));
+    return device_.check(kernels_.expand(call, device_.stream), "packing values");
+  }
+
+  Result<bool> close_blocks(Round& round) {
+    const Result<bool> elements = two_level_.close_blocks(packed_values(), round);
+    ADDEND_TRY(elements);
+    draft().local_nonzeros = two_level_.nonzeros();
+    negative_zeros_ = two_level_.negative_zeros();
+    waiting_ = Waiting::kElements;
+    return *elements ? true : open_block_values(round);
+  }
+
+  Result<bool> close_elements(Round& round) {
+    ADDEND_TRY(two_level_.close_elements(packed_values()));
+    return open_block_values(round);
+  }
+
+  Result<bool> open_block_values(Round& round) {
+    union_ = draft().union_nonzeros = two_level_.size();
+    waiting_ = Waiting::kLast;
+    if (travels_as_it_is()) return open_dense_values(round);
+    ADDEND_TRY(two_level_.pack(packed_values()));
+    return add_values(round);
+  }
+
+  index::PackedValues packed_values() { return {scale(), most_packed(), &values_}; }
+
+  // The largest union that is packed.
+  uint64_t most_packed() const { return layout().count - layout().count / 1024 - 1; }
+  bool travels_as_it_is() const { return union_ == 0 || nearly_dense(union_, layout().count); }
+
+  Result<bool> open_dense_values(Round& round) {
+    if (union_ == 0) return false;
+    draft().fallback = "dense";
+    ADDEND_TRY(open_dense(round));
+    return true;
+  }
+
+  Result<bool> add_values(Round& round) {
     round.add({sum_op(layout().dtype), union_, values_.as<void>(), nullptr, nullptr});
     round.last = true;
     return true;
@@ -184,6 +236,8 @@ class DeviceExactCodec final : public SteppedCodec {
           device_.runtime->fill(gradient, 0, layout().count * width(), device_.stream),
           "clearing a gradient");
     }
+    if (plan_.mode() == Mode::kTwoLevel)
+      return two_level_.unpack(values_.as<void>(), zeros_stand, gradient);
     const index::UnpackCall call{width(),
                                  values_.as<void>(),
                                  bitmap_.as<uint64_t>(),
@@ -253,6 +307,7 @@ class DeviceExactCodec final : public SteppedCodec {
   const void* dense_plane_ = nullptr;
   bool cleared_ = false;  // totals_, by the count of the last step
 
+  index::DeviceTwoLevel two_level_;
   cuda::Mailbox counted_, looked_;
   cuda::DeviceBuffer local_{device_.runtime};   // bitmap of this worker
   cuda::DeviceBuffer bitmap_{device_.runtime};  // plane: bitmap, then the union
@@ -273,7 +328,8 @@ Result<std::unique_ptr<Codec>> create_exact_on_device(const CodecSpec& spec, con
   Result<Options> options = read_options(spec);
   ADDEND_TRY(options);
   if (options->values == Values::kReproducible) return not_on_device("values=reproducible");
-  if (options->mode != Mode::kAuto && options->mode != Mode::kPacked)
+  if (options->mode != Mode::kAuto && options->mode != Mode::kPacked &&
+      options->mode != Mode::kTwoLevel)
     return not_on_device("mode=" + std::string(mode_name(options->mode)));
   options->choice = Choice::kDevice;
   const auto device = cuda::Device::of(layout.execution.stream);

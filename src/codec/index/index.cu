@@ -49,7 +49,7 @@ int scan(const ScanCall& c, void* stream) {
 
 int count(const CountCall& c, void* stream) {
   const auto groups = static_cast<uint32_t>(ceil_div(c.count, kGroupBits));
-  count_kernel<<<groups, kCountThreads, 0, static_cast<cudaStream_t>(stream)>>>(c);
+  count_kernel<<<groups, kSumThreads, 0, static_cast<cudaStream_t>(stream)>>>(c);
   return cuda::launched();
 }
 

@@ -32,6 +32,8 @@ struct Totals {
   uint32_t negative_zeros;
   uint32_t lost;     ///< a position of this worker is not in the union
   uint32_t tickets;  ///< of the groups that were counted
+  uint64_t size;     ///< of the union that was counted last
+  bool raw;          ///< a -0.0 of this worker travels as one; else as +0.0
 };
 
 struct ScanCall {
@@ -46,6 +48,7 @@ struct ScanCall {
 
 /// Drops bits of the union past the end and numbers the others. The letter: size of the union,
 /// non-zeros of this worker, whether it has a -0.0, whether the union lacks one of its positions.
+/// A -0.0 travels as one where this worker has more than `few` non-zeros.
 struct CountCall {
   uint32_t width;
   uint64_t count;
@@ -53,12 +56,15 @@ struct CountCall {
   const uint64_t* local;
   uint32_t* offsets;
   uint64_t* bases;
+  uint64_t few;
   Totals* totals;
   cuda::Mail* mail;
   uint64_t sequence;
 };
 
-/// values[r] = factor times this worker's element at the r-th position of the union.
+/// values[r] = factor times this worker's element at the r-th position of the union that was
+/// counted. Enqueued behind the count, before the host knows the union's size: a union of more than
+/// `room` positions is left alone.
 struct ExpandCall {
   DType dtype;
   const void* gradient;
@@ -69,7 +75,8 @@ struct ExpandCall {
   const uint64_t* bases;
   const void* kept;
   float factor;
-  bool raw;  ///< a -0.0 of this worker travels as one; else as +0.0
+  const Totals* totals;
+  uint64_t room;
   void* values;
 };
 
@@ -86,7 +93,7 @@ struct UnpackCall {
 
 struct IndexKernels {
   static constexpr const char* kPart = "index";
-  static constexpr uint32_t kVersion = 1;
+  static constexpr uint32_t kVersion = 2;
 
   int (*scan)(const ScanCall& call, void* stream);
   int (*count)(const CountCall& call, void* stream);

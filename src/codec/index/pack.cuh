@@ -2,33 +2,11 @@
 // Values in the order of the union, and back to where they belong.
 #pragma once
 
-#include <cuda_fp16.h>
-
+#include "codec/index/element.cuh"
 #include "codec/index/tile.cuh"
-#include "wire/half.h"
 
 namespace addend::index {
 namespace {
-
-/// The element times the factor, rounded once; a NaN keeps its payload, as on the CPU.
-template <DType kType, typename T>
-__device__ inline T scaled(T bits, float factor) {
-  if (factor == 1.0f) return bits;
-  if constexpr (kType == DType::kF32) {
-    if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return bits | 0x400000u;
-    return __float_as_uint(__fmul_rn(__uint_as_float(bits), factor));
-  } else if constexpr (kType == DType::kBf16) {
-    if ((bits & 0x7FFFu) > 0x7F80u) return static_cast<T>(bits | 0x40u);
-    return addend_bf16_from_f32(__fmul_rn(addend_f32_from_bf16(bits), factor));
-  } else {
-    if ((bits & 0x7FFFu) > 0x7C00u) return static_cast<T>(bits | 0x200u);
-    return __half_as_ushort(
-        __float2half_rn(__fmul_rn(__half2float(__ushort_as_half(bits)), factor)));
-  }
-}
-
-template <DType kType>
-using Element = std::conditional_t<kType == DType::kF32, uint32_t, uint16_t>;
 
 constexpr int kPlainThreads = 256;
 
@@ -49,7 +27,7 @@ template <typename T>
 struct ExpandTile {
   typename Tile<T>::Word all, own;
   uint64_t rank;
-  T early[2];  // the first values of the slot
+  T early[Tile<T>::kEarly];  // the first values of the slot
 };
 
 template <typename T>
@@ -59,10 +37,14 @@ __device__ inline ExpandTile<T> load_tile(const ExpandCall& c, uint64_t t, uint6
   if (t >= tiles) return {};
   const auto* slot =
       reinterpret_cast<const T*>(static_cast<const uint8_t*>(c.kept)) + t * Tile<T>::kSlot;
-  return {reinterpret_cast<const Word*>(c.bitmap)[t * 32 + lane],
-          reinterpret_cast<const Word*>(c.local)[t * 32 + lane],
-          c.bases[t / Tile<T>::kGroup] + c.offsets[t],
-          {slot[lane], slot[lane + 32]}};
+  ExpandTile<T> tile{reinterpret_cast<const Word*>(c.bitmap)[t * 32 + lane],
+                     reinterpret_cast<const Word*>(c.local)[t * 32 + lane],
+                     c.bases[t / Tile<T>::kGroup] + c.offsets[t],
+                     {}};
+#pragma unroll
+  for (uint32_t k = 0; k < Tile<T>::kEarly; ++k)
+    tile.early[k] = slot[k * 32 + lane];
+  return tile;
 }
 
 /// What a warp knows of a tile when it puts values in union order into `stage`.
@@ -72,6 +54,7 @@ struct Packing {
   uint64_t t;
   uint32_t rank, taken;  // of this lane's first element, in the union and in the slot
   uint32_t lane;
+  bool raw;
   T* stage;
 };
 
@@ -100,7 +83,7 @@ __device__ inline void stage_gradient(const ExpandCall& c, const Packing<T>& p) 
     const uint32_t rank = __shfl_sync(kAll, p.rank, owner);
     const uint32_t i = row * 32 + p.lane;
     if ((all >> bit & 1) == 0) continue;
-    const bool travels = c.raw || (own >> bit & 1) != 0;
+    const bool travels = p.raw || (own >> bit & 1) != 0;
     p.stage[rank + ones(static_cast<Word>(all & ((Word{1} << bit) - 1)))] =
         travels ? from[i] : T{0};
   }
@@ -112,7 +95,8 @@ __global__ void __launch_bounds__(kExpandWarps * 32) expand_kernel(ExpandCall c)
   __shared__ T stages[kExpandWarps][Tile<T>::kElements];
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   T* stage = stages[warp];
-  const uint64_t tiles = tiles_for(sizeof(T), c.count);
+  const bool raw = c.totals->raw;
+  const uint64_t tiles = c.totals->size > c.room ? 0 : tiles_for(sizeof(T), c.count);
   for (uint64_t first = (uint64_t{blockIdx.x} * kExpandWarps + warp) * kExpandBatch; first < tiles;
        first += uint64_t{gridDim.x} * kExpandWarps * kExpandBatch) {
     ExpandTile<T> batch[kExpandBatch];
@@ -129,19 +113,21 @@ __global__ void __launch_bounds__(kExpandWarps * 32) expand_kernel(ExpandCall c)
       if (total == 0) continue;
       T* out = static_cast<T*>(c.values) + tile.rank;
       const bool same = __all_sync(kAll, tile.all == tile.own);
-      if (same && own <= 64 && !c.raw) {  // the slot is the answer
-        if (lane < own) out[lane] = scaled<kType>(tile.early[0], c.factor);
-        if (lane + 32 < own) out[lane + 32] = scaled<kType>(tile.early[1], c.factor);
+      if (same && own <= 32 * Tile<T>::kEarly && !raw) {  // the slot is the answer
+#pragma unroll
+        for (uint32_t i = 0; i < Tile<T>::kEarly; ++i) {
+          if (i * 32 + lane < own) out[i * 32 + lane] = scaled<kType>(tile.early[i], c.factor);
+        }
         continue;
       }
-      const bool kept = own <= Tile<T>::kSlot && !c.raw;
+      const bool kept = own <= Tile<T>::kSlot && !raw;
       if (kept && !same) {
         for (uint32_t i = lane; i < total; i += 32)
           stage[i] = 0;
         __syncwarp();
       }
       const uint32_t before = end - both;
-      const Packing<T> packing{tile, first + k, before & 0xFFFF, before >> 16, lane, stage};
+      const Packing<T> packing{tile, first + k, before & 0xFFFF, before >> 16, lane, raw, stage};
       if (kept) {
         stage_kept(c, packing);
       } else {
@@ -159,58 +145,102 @@ __global__ void __launch_bounds__(kExpandWarps * 32) expand_kernel(ExpandCall c)
 
 constexpr int kUnpackWarps = 8;
 
+/// A tile of the union on its way: its bits and the rank of its first value, then its first values.
 template <typename T>
-__global__ void __launch_bounds__(kUnpackWarps * 32) unpack_kernel(UnpackCall c) {
+struct UnpackTile {
+  typename Tile<T>::Word all;
+  uint64_t rank;
+  uint32_t before, total;
+  T early[2];
+};
+
+template <typename T>
+__device__ inline UnpackTile<T> ask_for_tile(const UnpackCall& c, uint64_t t, uint64_t tiles,
+                                             uint32_t lane) {
+  using Word = typename Tile<T>::Word;
+  if (t >= tiles) return {};
+  return {reinterpret_cast<const Word*>(c.bitmap)[t * 32 + lane],
+          c.bases[t / Tile<T>::kGroup] + c.offsets[t]};
+}
+
+template <typename T>
+__device__ inline void ask_for_values(const UnpackCall& c, uint32_t lane, UnpackTile<T>& tile) {
+  const uint32_t end = sum_up_to(ones(tile.all), lane);
+  tile.before = end - ones(tile.all);
+  tile.total = __shfl_sync(kAll, end, 31);
+  const T* in = static_cast<const T*>(c.values) + tile.rank;
+  tile.early[0] = lane < tile.total ? in[lane] : T{0};
+  tile.early[1] = lane + 32 < tile.total ? in[lane + 32] : T{0};
+}
+
+/// Writes the tile's elements, whose values are in `stage`.
+template <typename T>
+__device__ inline void write_tile(const UnpackCall& c, uint64_t t, const UnpackTile<T>& tile,
+                                  const T* stage, uint32_t lane) {
   using Word = typename Tile<T>::Word;
   constexpr uint32_t kVector = Tile<T>::kVector;
+  T* gradient = static_cast<T*>(c.gradient);
+  const bool aligned = reinterpret_cast<uintptr_t>(gradient) % 16 == 0;
+#pragma unroll
+  for (uint32_t part = 0; part < 8; ++part) {
+    const uint32_t owner = part * 4 + lane / 8, shift = lane % 8 * kVector;
+    const Word word = __shfl_sync(kAll, tile.all, owner);
+    uint32_t rank = __shfl_sync(kAll, tile.before, owner);
+    // A sector of 32 bytes is written as a whole or not at all.
+    const auto sector = static_cast<uint32_t>(word >> shift / (2 * kVector) * (2 * kVector)) &
+                        ((1u << 2 * kVector) - 1);
+    const auto bits = static_cast<uint32_t>(word >> shift);
+    if (sector == 0 && !c.everywhere) continue;
+    rank += ones(static_cast<Word>(word & ((Word{1} << shift) - 1)));
+    union {
+      T elements[kVector];
+      uint4 vector;
+    } out;
+#pragma unroll
+    for (uint32_t j = 0; j < kVector; ++j) {
+      const bool set = (bits >> j & 1) != 0;
+      out.elements[j] = set ? stage[rank] : T{0};
+      rank += set ? 1 : 0;
+    }
+    const uint64_t i = t * Tile<T>::kElements + part * 32 * kVector + lane * kVector;
+    if (aligned && i + kVector <= c.count) {
+      __stcs(reinterpret_cast<uint4*>(gradient + i), out.vector);
+      continue;
+    }
+    for (uint32_t j = 0; j < kVector; ++j) {
+      if (i + j < c.count) gradient[i + j] = out.elements[j];
+    }
+  }
+}
+
+// While a warp writes a tile, the values of its next and the bits of the one after are on their
+// way.
+template <typename T>
+__global__ void __launch_bounds__(kUnpackWarps * 32) unpack_kernel(UnpackCall c) {
   __shared__ T stages[kUnpackWarps][Tile<T>::kElements];
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   T* stage = stages[warp];
-  T* gradient = static_cast<T*>(c.gradient);
-  const bool aligned = reinterpret_cast<uintptr_t>(gradient) % 16 == 0;
   const uint64_t tiles = tiles_for(sizeof(T), c.count);
-  for (uint64_t t = uint64_t{blockIdx.x} * kUnpackWarps + warp; t < tiles;
-       t += uint64_t{gridDim.x} * kUnpackWarps) {
-    const Word all = reinterpret_cast<const Word*>(c.bitmap)[t * 32 + lane];
-    const T* in = static_cast<const T*>(c.values) + c.bases[t / Tile<T>::kGroup] + c.offsets[t];
-    const uint32_t end = sum_up_to(ones(all), lane);
-    const uint32_t total = __shfl_sync(kAll, end, 31);
-    if (total == 0 && !c.everywhere) continue;
-    for (uint32_t i = lane; i < total; i += 32)
-      stage[i] = in[i];
-    __syncwarp();
-    const uint32_t before = end - ones(all);
-#pragma unroll
-    for (uint32_t part = 0; part < 8; ++part) {
-      const uint32_t owner = part * 4 + lane / 8, shift = lane % 8 * kVector;
-      const Word word = __shfl_sync(kAll, all, owner);
-      uint32_t rank = __shfl_sync(kAll, before, owner);
-      // A sector of 32 bytes is written as a whole or not at all.
-      const auto sector = static_cast<uint32_t>(word >> shift / (2 * kVector) * (2 * kVector)) &
-                          ((1u << 2 * kVector) - 1);
-      const auto bits = static_cast<uint32_t>(word >> shift);
-      if (sector == 0 && !c.everywhere) continue;
-      rank += ones(static_cast<Word>(word & ((Word{1} << shift) - 1)));
-      union {
-        T elements[kVector];
-        uint4 vector;
-      } out;
-#pragma unroll
-      for (uint32_t j = 0; j < kVector; ++j) {
-        const bool set = (bits >> j & 1) != 0;
-        out.elements[j] = set ? stage[rank] : T{0};
-        rank += set ? 1 : 0;
-      }
-      const uint64_t i = t * Tile<T>::kElements + part * 32 * kVector + lane * kVector;
-      if (aligned && i + kVector <= c.count) {
-        __stcs(reinterpret_cast<uint4*>(gradient + i), out.vector);
-        continue;
-      }
-      for (uint32_t j = 0; j < kVector; ++j) {
-        if (i + j < c.count) gradient[i + j] = out.elements[j];
-      }
+  const uint64_t stride = uint64_t{gridDim.x} * kUnpackWarps;
+  uint64_t t = uint64_t{blockIdx.x} * kUnpackWarps + warp;
+  UnpackTile<T> tile = ask_for_tile<T>(c, t, tiles, lane);
+  UnpackTile<T> next = ask_for_tile<T>(c, t + stride, tiles, lane);
+  ask_for_values(c, lane, tile);
+  for (; t < tiles; t += stride) {
+    const UnpackTile<T> after = ask_for_tile<T>(c, t + 2 * stride, tiles, lane);
+    ask_for_values(c, lane, next);
+    if (tile.total > 0 || c.everywhere) {
+      stage[lane] = tile.early[0];
+      stage[lane + 32] = tile.early[1];
+      const T* in = static_cast<const T*>(c.values) + tile.rank;
+      for (uint32_t i = lane + 64; i < tile.total; i += 32)
+        stage[i] = in[i];
+      __syncwarp();
+      write_tile(c, t, tile, stage, lane);
+      __syncwarp();
     }
-    __syncwarp();
+    tile = next;
+    next = after;
   }
 }
 

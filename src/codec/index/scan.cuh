@@ -124,86 +124,91 @@ __global__ void __launch_bounds__(kScanWarps * 32, kScanCtas) scan_kernel(ScanCa
 
 // ---- count
 
-constexpr uint32_t kCountThreads = 256;
-constexpr uint32_t kCountWords = kGroupBits / 64 / kCountThreads;  // of a thread
+constexpr uint32_t kGroupPairs = kGroupBits / 128;                    // of words; a load each
+constexpr uint32_t kCountPairs = kGroupPairs / kSumThreads;           // of a thread
+constexpr uint32_t kMostTiles = kGroupBits / (4096 / sizeof(float));  // of a group
 
-/// The sum over this thread and those below it in the CTA; `total` of all. For all threads at once.
-template <typename Number>
-__device__ inline Number sum_in_block(Number value, Number* total) {
-  __shared__ Number sums[kCountThreads / 32];
-  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  value = sum_up_to(value, lane);
-  __syncthreads();  // whoever called before has read
-  if (lane == 31) sums[warp] = value;
-  __syncthreads();
-  const Number before = sum_up_to(lane < kCountThreads / 32 ? sums[lane] : Number{0}, lane);
-  *total = __shfl_sync(kAll, before, 31);
-  const Number below = __shfl_sync(kAll, before, warp == 0 ? 0 : warp - 1);
-  return value + (warp == 0 ? 0 : below);
+/// The groups' sizes become what lies before each; by one CTA, once. Returns the sum.
+__device__ inline uint64_t number_groups(uint64_t* bases, uint64_t groups) {
+  const uint64_t each = ceil_div(groups, uint64_t{kSumThreads}), first = threadIdx.x * each;
+  const uint64_t last = first + each < groups ? first + each : groups;
+  uint64_t own = 0, total = 0;
+  for (uint64_t g = first; g < last; ++g)
+    own += __ldcg(bases + g);
+  uint64_t before = sum_in_block(own, &total) - own;
+  for (uint64_t g = first; g < last; ++g) {
+    const uint64_t size = __ldcg(bases + g);
+    bases[g] = before;
+    before += size;
+  }
+  return total;
 }
 
-/// The groups' sizes become what lies before each; by one CTA.
-__device__ inline uint64_t number_groups(volatile uint64_t* bases, uint64_t groups) {
-  uint64_t carry = 0;
-  for (uint64_t first = 0; first < groups; first += kCountThreads) {
-    const uint64_t g = first + threadIdx.x;
-    const uint64_t size = g < groups ? bases[g] : 0;
-    uint64_t total = 0;
-    const uint64_t end = sum_in_block(size, &total);
-    if (g < groups) bases[g] = carry + end - size;
-    carry += total;
+/// Two words of the union and of this worker's bitmap.
+struct Pair {
+  ulonglong2 all, local;
+};
+
+/// At the end of the bitmaps: bits of the union past the end are dropped.
+__device__ inline Pair last_pair(const CountCall& c, uint64_t pair) {
+  const uint64_t words = words_for(c.count);
+  const auto all_of = [&](uint64_t w) -> uint64_t {
+    if (w >= words) return 0;
+    if (w != words - 1 || c.count % 64 == 0) return c.bitmap[w];
+    return c.bitmap[w] &= (uint64_t{1} << c.count % 64) - 1;
+  };
+  const auto local_of = [&](uint64_t w) { return w < words ? c.local[w] : 0; };
+  return {{all_of(2 * pair), all_of(2 * pair + 1)}, {local_of(2 * pair), local_of(2 * pair + 1)}};
+}
+
+/// Writes the ranks of a group's tiles, whose sizes are in `sizes`, and returns the group's size.
+/// By the first warp.
+__device__ inline uint32_t number_tiles(const CountCall& c, const uint32_t* sizes) {
+  const auto in_group = static_cast<uint32_t>(kGroupBits / tile_elements(c.width));
+  const uint64_t first = uint64_t{blockIdx.x} * in_group, tiles = tiles_for(c.width, c.count);
+  uint32_t carry = 0;
+  for (uint32_t i = threadIdx.x; i < in_group; i += 32) {
+    const uint32_t end = sum_up_to(sizes[i], threadIdx.x);
+    if (first + i < tiles) c.offsets[first + i] = carry + end - sizes[i];
+    carry += __shfl_sync(kAll, end, 31);
   }
   return carry;
 }
 
-/// Union bits of a thread's words, those past the end dropped, and whether local ones are missing.
-__device__ inline uint32_t count_words(const CountCall& c, uint64_t at, bool& lost) {
-  const uint64_t words = words_for(c.count);
-  uint32_t found = 0;
-  uint64_t missing = 0;
-  if (at + kCountWords < words) {
-    ulonglong2 all[kCountWords / 2], local[kCountWords / 2];
-#pragma unroll
-    for (uint32_t k = 0; k < kCountWords / 2; ++k) {
-      all[k] = reinterpret_cast<const ulonglong2*>(c.bitmap)[at / 2 + k];
-      local[k] = reinterpret_cast<const ulonglong2*>(c.local)[at / 2 + k];
-    }
-#pragma unroll
-    for (uint32_t k = 0; k < kCountWords / 2; ++k) {
-      found += ones(uint64_t{all[k].x}) + ones(uint64_t{all[k].y});
-      missing |= (local[k].x & ~all[k].x) | (local[k].y & ~all[k].y);
-    }
-  } else {
-    for (uint64_t w = at; w < at + kCountWords && w < words; ++w) {
-      uint64_t all = c.bitmap[w];
-      if (w == words - 1 && c.count % 64 != 0) {
-        all &= (uint64_t{1} << c.count % 64) - 1;
-        c.bitmap[w] = all;
-      }
-      found += ones(all);
-      missing |= c.local[w] & ~all;
-    }
-  }
-  lost = missing != 0;
-  return found;
-}
-
-__global__ void __launch_bounds__(kCountThreads) count_kernel(CountCall c) {
+__global__ void __launch_bounds__(kSumThreads) count_kernel(CountCall c) {
+  __shared__ uint32_t sizes[kMostTiles];
   __shared__ bool is_last;
-  const uint64_t at = uint64_t{blockIdx.x} * (kGroupBits / 64) + threadIdx.x * kCountWords;
-  bool lost = false;
-  const uint32_t own = count_words(c, at, lost);
-  uint32_t total = 0;
-  const uint32_t end = sum_in_block(own, &total);
-  const uint64_t tile = at * 64 / tile_elements(c.width);
-  if (at * 64 % tile_elements(c.width) == 0 && tile < tiles_for(c.width, c.count))
-    c.offsets[tile] = end - own;
-  const bool any_lost = __syncthreads_or(lost) != 0;
-  if (threadIdx.x == 0) {
-    if (any_lost) atomicOr(&c.totals->lost, 1u);
-    c.bases[blockIdx.x] = total;
-    __threadfence();
-    is_last = atomicAdd(&c.totals->tickets, 1u) == gridDim.x - 1;
+  const uint64_t first = uint64_t{blockIdx.x} * kGroupPairs + threadIdx.x;
+  const bool is_whole = (uint64_t{blockIdx.x} + 1) * kGroupBits < c.count;
+  Pair pairs[kCountPairs];
+#pragma unroll
+  for (uint32_t k = 0; k < kCountPairs; ++k) {
+    const uint64_t at = first + k * kSumThreads;
+    pairs[k] = is_whole ? Pair{reinterpret_cast<const ulonglong2*>(c.bitmap)[at],
+                               reinterpret_cast<const ulonglong2*>(c.local)[at]}
+                        : last_pair(c, at);
+  }
+  const auto lanes =
+      static_cast<uint32_t>(tile_elements(c.width) / 128);  // that a tile's pairs take
+  uint64_t missing = 0;
+#pragma unroll
+  for (uint32_t k = 0; k < kCountPairs; ++k) {
+    const Pair& pair = pairs[k];
+    missing |= (pair.local.x & ~pair.all.x) | (pair.local.y & ~pair.all.y);
+    uint32_t size = ones(uint64_t{pair.all.x}) + ones(uint64_t{pair.all.y});
+    for (uint32_t step = 1; step < lanes; step *= 2)
+      size += __shfl_xor_sync(kAll, size, step);
+    if (threadIdx.x % lanes == 0) sizes[(k * kSumThreads + threadIdx.x) / lanes] = size;
+  }
+  const bool any_lost = __syncthreads_or(missing != 0) != 0;
+  if (threadIdx.x < 32) {
+    const uint32_t total = number_tiles(c, sizes);
+    if (threadIdx.x == 0) {
+      if (any_lost) atomicOr(&c.totals->lost, 1u);
+      c.bases[blockIdx.x] = total;
+      __threadfence();
+      is_last = atomicAdd(&c.totals->tickets, 1u) == gridDim.x - 1;
+    }
   }
   __syncthreads();
   if (!is_last) return;
@@ -214,6 +219,8 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(CountCall c) {
   c.mail->numbers[0] = size;
   c.mail->numbers[1] = totals->nonzeros;
   c.mail->numbers[2] = totals->negative_zeros;
+  totals->size = size;
+  totals->raw = totals->negative_zeros != 0 && totals->nonzeros > c.few;
   c.mail->numbers[3] = totals->lost;
   totals->nonzeros = 0;  // for the next scan
   totals->negative_zeros = 0;

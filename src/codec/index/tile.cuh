@@ -19,6 +19,7 @@ struct Tile {
   static constexpr uint32_t kElements = 4096 / sizeof(T);
   static constexpr uint32_t kBits = kElements / 32;  // of a lane
   static constexpr uint32_t kSlot = kSlotBytes / sizeof(T);
+  static constexpr uint32_t kEarly = 8 / sizeof(T);  // values of a slot that a lane has ahead
   static constexpr uint32_t kVector = 16 / sizeof(T);
   static constexpr uint32_t kGroup = kGroupBits / kElements;  // tiles
 };
@@ -39,6 +40,21 @@ __device__ inline Number sum_up_to(Number value, uint32_t lane) {
     if (lane >= step) value += other;
   }
   return value;
+}
+
+constexpr uint32_t kSumThreads = 256;
+
+/// The sum over this thread and those below it in the CTA; `total` of all. For all threads at once.
+__device__ inline uint64_t sum_in_block(uint64_t value, uint64_t* total) {
+  __shared__ uint64_t sums[kSumThreads / 32];
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  value = sum_up_to(value, lane);
+  if (lane == 31) sums[warp] = value;
+  __syncthreads();
+  const uint64_t before = sum_up_to(lane < kSumThreads / 32 ? sums[lane] : uint64_t{0}, lane);
+  *total = __shfl_sync(kAll, before, 31);
+  const uint64_t below = __shfl_sync(kAll, before, warp == 0 ? 0 : warp - 1);
+  return value + (warp == 0 ? 0 : below);
 }
 
 /// Bit i of the result is bit i / 2 of `word`, for even i.

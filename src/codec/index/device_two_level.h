@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// TwoLevelIndex on a device: the same planes. Sizes come to the host by letters; values are packed
+// behind the counts without waiting for those, as long as there is room for them.
+#pragma once
+
+#include "addend/plane.h"
+#include "codec/index/index_kernels.h"
+#include "codec/index/two_level_kernels.h"
+#include "cuda/memory.h"
+
+namespace addend::index {
+
+/// Where packed values go: a buffer that grows with the union.
+struct PackedValues {
+  float factor = 1;
+  uint64_t most = 0;  ///< a larger union travels as it is
+  cuda::DeviceBuffer* buffer = nullptr;
+};
+
+/// REQUIRES of all calls: the device is the calling thread's. They come in the order of the
+/// declarations.
+class DeviceTwoLevel {
+ public:
+  DeviceTwoLevel(const cuda::Device& device, const IndexKernels& kernels);
+
+  Status open();
+
+  Status open_blocks(DType dtype, const void* gradient, uint64_t count, uint64_t block,
+                     Round& round);
+  /// Adds the element plane. False: no block is partial, and the union is known.
+  Result<bool> close_blocks(const PackedValues& values, Round& round);
+  Status close_elements(const PackedValues& values);
+
+  uint64_t nonzeros() const { return nonzeros_; }
+  /// Whether a block without a non-zero has a -0.0.
+  bool negative_zeros() const { return negative_zeros_; }
+  uint64_t size() const { return size_; }
+
+  /// Once the union is known: the gradient's elements, in order.
+  Status pack(const PackedValues& values);
+  /// Writes sums where they belong, and zeros elsewhere; not in dead blocks where `zeros_stand`.
+  Status unpack(const void* sums, bool zeros_stand, void* gradient);
+
+  uint64_t memory_bytes() const;
+
+ private:
+  Status reserve_elements(uint64_t bits);
+  Status pack_ahead(const PackedValues& values);
+
+  const cuda::Device device_;
+  const IndexKernels& kernels_;
+  const TwoLevelKernels* blocks_ = nullptr;
+  TwoLevelCall call_{};
+  uint64_t nonzeros_ = 0, size_ = 0, element_bits_ = 0;
+  uint64_t packed_ = 0;  // positions that values were packed for ahead, at most
+  bool negative_zeros_ = false;
+
+  cuda::Mailbox counted_;
+  cuda::DeviceBuffer live_, partial_, local_live_, before_, groups_, totals_;
+  cuda::DeviceBuffer elements_, local_elements_, offsets_, bases_;
+};
+
+}  // namespace addend::index

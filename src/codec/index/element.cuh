@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Elements as bits, and what scaling makes of them.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include <cuda_fp16.h>
+
+#include "addend/plane.h"
+#include "wire/half.h"
+
+namespace addend::index {
+namespace {
+
+/// The element times the factor, rounded once; a NaN keeps its payload, as on the CPU.
+template <DType kType, typename T>
+__device__ inline T scaled(T bits, float factor) {
+  if (factor == 1.0f) return bits;
+  if constexpr (kType == DType::kF32) {
+    if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return bits | 0x400000u;
+    return __float_as_uint(__fmul_rn(__uint_as_float(bits), factor));
+  } else if constexpr (kType == DType::kBf16) {
+    if ((bits & 0x7FFFu) > 0x7F80u) return static_cast<T>(bits | 0x40u);
+    return addend_bf16_from_f32(__fmul_rn(addend_f32_from_bf16(bits), factor));
+  } else {
+    if ((bits & 0x7FFFu) > 0x7C00u) return static_cast<T>(bits | 0x200u);
+    return __half_as_ushort(
+        __float2half_rn(__fmul_rn(__half2float(__ushort_as_half(bits)), factor)));
+  }
+}
+
+template <DType kType>
+using Element = std::conditional_t<kType == DType::kF32, uint32_t, uint16_t>;
+
+}  // namespace
+}  // namespace addend::index
