@@ -52,7 +52,7 @@ const Case kCases[] = {
     {"exact:mode=packed", DType::kBf16, 0.05, 1, false},
     {"exact:mode=two-level", DType::kF32, 0.05, 64, true},
     {"exact:mode=sketch", DType::kF32, 0.05, 1, false},
-    {"cast:bf16", DType::kF32, 1, 1, false},
+    {"cast:bf16", DType::kF32, 1, 1, true},
 };
 
 __device__ uint64_t random_at(uint64_t seed, uint64_t i) {

@@ -24,7 +24,13 @@ from collections.abc import Callable
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-TESTS = ["cuda_quant_test", "cuda_exact_test", "cuda_fold_test", "cuda_staged_test"]
+TESTS = [
+    "cuda_cast_test",
+    "cuda_exact_test",
+    "cuda_fold_test",
+    "cuda_quant_test",
+    "cuda_staged_test",
+]
 
 # Spec, type, density, name, phases that are added up, the bar in TB/s of dense input.
 BARS: list[tuple[str, str, float, str, list[int], float]] = [

@@ -7,6 +7,7 @@
 #include "addend/codec.h"
 #include "base/float_environment.h"
 #include "codec/cast/cast.h"
+#include "codec/cast/device_cast.h"
 #include "codec/dense/device_dense.h"
 #include "codec/exact/device_exact.h"
 #include "codec/exact/exact.h"
@@ -30,7 +31,7 @@ struct Entry {
 
 constexpr std::array<Entry, 11> kCodecs{{
     {"dense", create_dense, dense_options, create_dense_on_device},
-    {"cast", cast::create_cast, cast::cast_options, nullptr},
+    {"cast", cast::create_cast, cast::cast_options, cast::create_cast_on_device},
     {"exact", exact::create_exact, exact::exact_options, exact::create_exact_on_device},
     {"quant", quant::create_quant, quant::quant_options, quant::create_quant_on_device},
     {"lowrank", lowrank::create_lowrank, lowrank::lowrank_options, nullptr},

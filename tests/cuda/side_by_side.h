@@ -141,6 +141,23 @@ class Twins {
     there_->cancel();
   }
 
+  /// What both keep for later steps.
+  void compare_states() const {
+    const auto host = host_->save_state(), there = there_->save_state();
+    ASSERT_TRUE(host && there);
+    EXPECT_EQ(*host, *there) << "the state";
+  }
+
+  /// Each goes on with the other's state, times `factor`.
+  void exchange_states(double factor) {
+    const auto host = host_->save_state(), there = there_->save_state();
+    ASSERT_TRUE(host && there);
+    EXPECT_TRUE(host_->load_state(*there));
+    EXPECT_TRUE(there_->load_state(*host));
+    EXPECT_TRUE(host_->scale_residual(factor));
+    EXPECT_TRUE(there_->scale_residual(factor));
+  }
+
   Bytes finish() {
     Bytes poisoned(bytes_, 0xEE);
     Bytes& to = how_.elsewhere ? poisoned : gradient_;

@@ -4,26 +4,15 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/bits.h"
 #include "base/chunks.h"
 #include "codec/cast/kernels.h"
+#include "codec/cast/plan.h"
 #include "codec/convert.h"
 #include "codec/dense/dense.h"
-#include "codec/feedback.h"
-#include "codec/fingerprint.h"
 #include "codec/readable_residual.h"
 
 namespace addend::cast {
 namespace {
-
-// One stretch in so many is sampled for the report, another one each step.
-constexpr uint64_t kStretch = 2048;
-constexpr uint64_t kSampleEvery = 512;
-
-struct Options {
-  DType to = DType::kBf16;
-  Feedback feedback = Feedback::kNone;
-};
 
 const uint8_t* at(const void* elements, DType dtype, uint64_t i) {
   return static_cast<const uint8_t*>(elements) + i * dtype_bytes(dtype);
@@ -32,30 +21,16 @@ uint8_t* at(void* elements, DType dtype, uint64_t i) {
   return static_cast<uint8_t*>(elements) + i * dtype_bytes(dtype);
 }
 
-class CastCodec final : public FeedbackCodec, public ReadableResidual {
+class CastCodec final : public CastPlan, public ReadableResidual {
  public:
-  CastCodec(const Layout& layout, const Options& options)
-      : FeedbackCodec(layout), options_(options) {}
+  using CastPlan::CastPlan;
 
   Status set_up() { return residual_.reserve(options_.feedback, layout().count, 0); }
 
-  std::string_view next_mode() const override { return "cast"; }
   uint64_t memory_bytes() const override { return plane_.capacity() + residual_.memory_bytes(); }
   void add_residual(float* to) const override { residual_.add_to(0, 0, layout().count, to); }
 
  private:
-  uint64_t base_fingerprint() const override {
-    return Fingerprint().add("cast").add(layout()).add(to()).add(feedback()).value();
-  }
-  uint64_t segment_fingerprint(uint64_t segment) const override {
-    const Segment owner = segment_at(segment);
-    Fingerprint print;
-    print.add(layout().segments.empty() ? "cast bucket" : "cast segment");
-    print.add(layout().seed).add(owner.id).add(owner.count);
-    return print.add(static_cast<uint64_t>(layout().dtype)).add(to()).add(feedback()).value();
-  }
-  Residual::Range segment_range(uint64_t segment) const override { return positions_of(segment); }
-
   Status do_begin(const void* gradient) override {
     gradient_ = gradient;
     opened_ = false;
@@ -98,9 +73,6 @@ class CastCodec final : public FeedbackCodec, public ReadableResidual {
     return {};
   }
 
-  uint64_t to() const { return static_cast<uint64_t>(options_.to); }
-  uint64_t feedback() const { return static_cast<uint64_t>(options_.feedback); }
-
   // REQUIRES: there is feedback.
   Addends addends(uint64_t begin) {
     return {layout().dtype, at(gradient_, layout().dtype, begin), residual_.values() + begin,
@@ -109,9 +81,7 @@ class CastCodec final : public FeedbackCodec, public ReadableResidual {
 
   void sample() {
     static constexpr float kNothingKept[kStretch] = {};
-    const uint64_t stretches = ceil_div(layout().count, kStretch);
-    const uint64_t every = std::min(kSampleEvery, stretches);
-    for (uint64_t s = step_ % every; s < stretches; s += every) {
+    for (uint64_t s = first_sample(); s < stretches(); s += sample_every()) {
       Addends addends{layout().dtype, at(gradient_, layout().dtype, s * kStretch), kNothingKept,
                       scale(), options_.to};
       if (residual_.any()) addends.residual = residual_.values() + s * kStretch;
@@ -126,7 +96,6 @@ class CastCodec final : public FeedbackCodec, public ReadableResidual {
     }
   }
 
-  const Options options_;
   const void* gradient_ = nullptr;
   bool opened_ = false;
   Buffer plane_;  // 16-bit floats
@@ -142,18 +111,21 @@ const std::vector<OptionHelp>& cast_options() {
   return options;
 }
 
-Result<std::unique_ptr<Codec>> create_cast(const CodecSpec& spec, const Layout& layout) {
+Result<Options> read_options(const CodecSpec& spec) {
   const std::vector<OptionHelp>& help = cast_options();
   ADDEND_TRY(check_options(spec, help));
   const auto to = read_choice(spec, help[0], 0);
   ADDEND_TRY(to);
   const auto feedback = read_choice(spec, help[1], 0);
   ADDEND_TRY(feedback);
-  const Options options{*to == 0 ? DType::kBf16 : DType::kF16, static_cast<Feedback>(*feedback)};
-  // Nothing to round, nothing to keep: that is dense, whose planes may lie in the gradient.
-  if (layout.dtype == options.to && options.feedback == Feedback::kNone)
-    return create_dense({"dense", {}}, layout);
-  auto codec = std::make_unique<CastCodec>(layout, options);
+  return Options{*to == 0 ? DType::kBf16 : DType::kF16, static_cast<Feedback>(*feedback)};
+}
+
+Result<std::unique_ptr<Codec>> create_cast(const CodecSpec& spec, const Layout& layout) {
+  const Result<Options> options = read_options(spec);
+  ADDEND_TRY(options);
+  if (is_dense(*options, layout)) return create_dense({"dense", {}}, layout);
+  auto codec = std::make_unique<CastCodec>(layout, *options);
   ADDEND_TRY(codec->set_up());
   return std::unique_ptr<Codec>(std::move(codec));
 }
