@@ -14,7 +14,7 @@ from addend import Aggregator, Codec, InvalidArgument, Unsupported
 from addend.pipeline import Outcome
 from addend.reducer import Link
 from addend.torch import _group, _log
-from addend.torch._bucket import DTYPES, Codecs, Memory, Plan, Run, digest
+from addend.torch._bucket import DTYPES, Codecs, Memory, Plan, Run, digest, side_stream
 from addend.torch._checks import (
     check_aggregator,
     check_call,
@@ -247,7 +247,10 @@ class _Context:
         engine = self.engine
         kind = kind_of(call.spec)
         largest = _QUANT_PIECE_ELEMENTS if kind == "quant" else _PIECE_ELEMENTS
-        whole = kind == "lowrank"  # a matrix has no pieces
+        dtype = DTYPES[flat.dtype]
+        there = engine.encodes_on_device({call.spec}, dtype, flat.device)
+        matrix = kind == "lowrank"  # has no pieces, nor has a device's tensor: its planes have
+        whole = matrix or there
         rows = flat.shape[0] if flat.dim() > 1 and flat.numel() > 0 else 0
         own = 0 if name is None else digest(name)  # names draw numbers of their own
         runs: list[Run] = []
@@ -257,20 +260,23 @@ class _Context:
         for count in [flat.numel()] if whole else piece_sizes(flat.numel(), largest):
             codec = Codec(
                 call.spec,
-                dtype=DTYPES[flat.dtype],
+                dtype=dtype,
                 count=count,
                 world=engine.world,
                 worker=engine.rank,
                 bucket=own ^ len(runs),
-                scale=call.scale if flat.device.type == "cpu" else 1.0,
-                segments=[(own, count, rows)] if whole else (),
+                # A device's tensor that the CPU encodes gets its scale when it is back.
+                scale=call.scale if there or flat.device.type == "cpu" else 1.0,
+                segments=[(own, count, rows)] if matrix else (),
                 latency_us=engine.link.latency_us,
                 gbit_per_s=engine.link.gbit_per_s,
                 gathers=engine.way == "mesh",
+                device="cuda" if there else "cpu",
+                stream=side_stream(flat.device).cuda_stream if there else 0,
             )
             runs.append(Run(begin, codec, count))
             begin += count
-        return Codecs(runs, flat.element_size())
+        return Codecs(runs, flat.element_size(), there)
 
 
 def piece_sizes(count: int, largest: int) -> list[int]:
@@ -441,7 +447,7 @@ def _sum_dense(
     codecs = known.codecs
     assert codecs is not None
     stand_in = _stand_in(tensor)
-    memory = Memory(tensor.detach() if stand_in is None else stand_in)
+    memory = Memory(tensor.detach() if stand_in is None else stand_in, codecs.on_device)
 
     def done(outcome: Outcome) -> None:
         if memory.on_device:
