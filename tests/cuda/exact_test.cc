@@ -129,7 +129,8 @@ TEST_F(CudaExact, PlansFollowTheSumsAsOnTheCpu) {
 // Gradients whose rows are dead, full or neither.
 class CudaTwoLevel : public CudaExact {
  protected:
-  void run_rows(const SideBySide& how, uint64_t row, double live, bool odd) {
+  void run_rows(const SideBySide& how, uint64_t row, double live, bool odd,
+                const std::vector<double>& inside_rows = {1.0, 0.6, 0.02, 1.0}) {
     std::mt19937_64 random(kSeed + how.layout.count + row);
     SCOPED_TRACE(how.spec + " of " + std::to_string(how.layout.count) + " " +
                  dtype_name(how.layout.dtype) + ", rows of " + std::to_string(row) + ", " +
@@ -138,7 +139,7 @@ class CudaTwoLevel : public CudaExact {
     std::vector<std::unique_ptr<Twins>> workers;
     for (uint32_t w = 0; w < how.layout.world; ++w)
       workers.push_back(std::make_unique<Twins>(device_, how, w));
-    for (const double inside : {1.0, 0.6, 0.02, 1.0}) {
+    for (const double inside : inside_rows) {
       std::vector<Bytes> inputs;
       for (uint32_t w = 0; w < how.layout.world; ++w) {
         inputs.push_back(random_gradient(how.layout, inside, odd, random));
@@ -198,6 +199,34 @@ TEST_F(CudaTwoLevel, OddValuesAndMisalignedGradientsAreAsOnTheCpu) {
         run_rows(how, 10, 0.9, true);
       }
     }
+  }
+}
+
+TEST_F(CudaTwoLevel, AutoChoosesItAndItsBlocksAsOnTheCpu) {
+  const std::vector<double> densities = {1, 1, 1, 0.5, 0.5, 1, 0.01, 0.01, 1, 1,
+                                         1, 1, 1, 1,   1,   1, 1,    1,    1, 1};
+  for (const DType dtype : kTypes) {
+    run_rows(of("exact:choice=device", dtype, 1 << 20, 2), 256, 0.02, false, densities);
+    run_rows(of("exact:choice=device", dtype, 300007, 2), 100, 0.05, true, densities);
+    run_rows(of("exact:choice=device,block=100", dtype, 300007, 2), 100, 0.05, false, densities);
+    if (HasFailure()) return;
+  }
+  Layout layout;
+  layout.count = 1 << 20;
+  layout.execution = {Execution::Device::kCuda, device_.stream()};
+  const auto codec = create_codec(*CodecSpec::parse("exact"), layout);
+  ASSERT_TRUE(codec) << codec.error().message;
+  cuda::DeviceBuffer gradient(device_.runtime());
+  ASSERT_TRUE(gradient.reserve(layout.count * 4));
+  device_.runtime()->fill(gradient.as<void>(), 0, layout.count * 4, device_.stream());
+  device_.write(gradient.as<void>(), Bytes(256 * 40, 0x3F));
+  for (int i = 0; i < 2; ++i) {
+    Round round;
+    EXPECT_EQ((*codec)->next_mode(), i == 0 ? "packed" : "two-level");
+    ASSERT_TRUE((*codec)->begin(gradient.as<void>()));
+    for (auto more = (*codec)->next_round(round); *more; more = (*codec)->next_round(round)) {
+    }
+    ASSERT_TRUE((*codec)->finish(gradient.as<void>()));
   }
 }
 

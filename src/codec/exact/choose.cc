@@ -134,8 +134,8 @@ bool may_gather(const Layout& layout, const Options& options) {
 /// The best of the modes that look for zeros, or the last one if that is nearly as good.
 Candidate cheapest_sparse(const Layout& layout, const Options& options, const Observation& seen) {
   Candidate best{Mode::kPacked, seconds_of(Mode::kPacked, layout, options, seen)}, last = best;
-  if (options.choice == Choice::kDevice) return best;
   for (const Mode mode : std::array{Mode::kTwoLevel, Mode::kSketch, Mode::kBloom, Mode::kGather}) {
+    if (mode != Mode::kTwoLevel && options.choice == Choice::kDevice) continue;
     if (mode == Mode::kTwoLevel && seen.live_blocks == Observation::kUnknown) continue;
     if (mode == Mode::kBloom && !filter_fits(layout, options, seen)) continue;
     if (mode == Mode::kGather &&
@@ -174,21 +174,39 @@ bool counts_own(Mode mode, const Layout& layout, const Options& options, const O
          (seen.own_lanes == Observation::kUnknown || (seen.steps + 1) % 16 == 0);
 }
 
-void survey_blocks(const Layout& layout, const Options& options, const uint64_t* bitmap,
-                   Observation& seen) {
-  std::span<const uint64_t> sizes(&options.block, 1);
-  if (chooses_block(options)) sizes = kBlockSizes;
+std::span<const uint64_t> surveyed_sizes(const Options& options) {
+  if (chooses_block(options)) return kBlockSizes;
+  return {&options.block, 1};
+}
+
+void choose_block(const Layout& layout, const Options& options, std::span<const BlockCounts> counts,
+                  Observation& seen) {
+  const std::span<const uint64_t> sizes = surveyed_sizes(options);
   Observation best = seen;
   double least = std::numeric_limits<double>::infinity();
-  for (const uint64_t block : sizes) {
+  for (std::size_t s = 0; s < sizes.size(); ++s) {
     Observation tried = seen;
-    tried.block = block;
-    count_blocks(bitmap, layout.count, tried);
+    tried.block = sizes[s];
+    tried.live_blocks = counts[s].live;
+    tried.element_bits = counts[s].element_bits;
     const double seconds = seconds_of(Mode::kTwoLevel, layout, options, tried);
     if (seconds < least) best = tried;
     least = std::min(least, seconds);
   }
   seen = best;
+}
+
+void survey_blocks(const Layout& layout, const Options& options, const uint64_t* bitmap,
+                   Observation& seen) {
+  const std::span<const uint64_t> sizes = surveyed_sizes(options);
+  std::array<BlockCounts, kBlockSizes.size()> counts;
+  for (std::size_t s = 0; s < sizes.size(); ++s) {
+    Observation counted;
+    counted.block = sizes[s];
+    count_blocks(bitmap, layout.count, counted);
+    counts[s] = {counted.live_blocks, counted.element_bits};
+  }
+  choose_block(layout, options, counts, seen);
 }
 
 void count_blocks(const uint64_t* bitmap, uint64_t count, Observation& seen) {

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 
 #include "addend/codec.h"
 #include "codec/exact/options.h"
@@ -63,10 +64,23 @@ inline constexpr std::array<uint64_t, 3> kBlockSizes = {64, 128, 256};
 constexpr bool chooses_block(const Options& options) {
   return options.mode == Mode::kAuto && options.block == 0;
 }
+/// Those that a survey of these options compares.
+std::span<const uint64_t> surveyed_sizes(const Options& options);
+
+/// Of a union that is cut into blocks of one size.
+struct BlockCounts {
+  uint64_t live = 0;          ///< blocks with a non-zero
+  uint64_t element_bits = 0;  ///< index bits that the two-level form needs inside them
+};
+/// Sets the block size, of those surveyed, at which the two-level form would cost least, and what
+/// was counted at it. `counts` are in the order of surveyed_sizes.
+void choose_block(const Layout& layout, const Options& options, std::span<const BlockCounts> counts,
+                  Observation& seen);
+
 /// Counts the live blocks of `seen.block` elements and their element bits in a union.
 void count_blocks(const uint64_t* bitmap, uint64_t count, Observation& seen);
 
-/// The same at the block size at which the two-level form would cost least, which it sets.
+/// The same at every surveyed size, and chooses one.
 void survey_blocks(const Layout& layout, const Options& options, const uint64_t* bitmap,
                    Observation& seen);
 
@@ -75,7 +89,7 @@ bool counts_own(Mode mode, const Layout& layout, const Options& options, const O
 
 /// Whether a step should also count blocks, to learn whether two levels would pay.
 constexpr bool surveys_blocks(const Options& options, const Observation& seen) {
-  return options.mode == Mode::kAuto && options.choice == Choice::kAll &&
+  return options.mode == Mode::kAuto &&
          (seen.live_blocks == Observation::kUnknown || seen.steps % 16 == 0);
 }
 

@@ -5,6 +5,8 @@
 #include "codec/exact/device_exact.h"
 
 #include <algorithm>
+#include <array>
+#include <span>
 
 #include "codec/dense/device_dense.h"
 #include "codec/exact/plan.h"
@@ -73,6 +75,9 @@ class DeviceExactCodec final : public SteppedCodec {
     if (plan_.mode() == Mode::kDense) {
       ADDEND_TRY(open_dense(round));
     } else if (plan_.mode() == Mode::kTwoLevel) {
+      // The survey at the end of a step wants the union as a bitmap, and must not fail then.
+      if (plan_.options().mode == Mode::kAuto)
+        ADDEND_TRY(bitmap_.reserve(words_for(layout().count) * 8));
       ADDEND_TRY(two_level_.open_blocks(layout().dtype, gradient_, layout().count,
                                         plan_.seen().block, round));
       waiting_ = Waiting::kBlocks;
@@ -256,23 +261,33 @@ class DeviceExactCodec final : public SteppedCodec {
       plan_.count_dense_step();
       return {};
     }
-    if (!plan_.count_step(union_)) {
-      learn();
-      return {};
-    }
+    looks_ = plan_.count_step(union_);
+    surveys_ = plan_.wants_survey() && union_ > 0;
+    if (looks_) ADDEND_TRY(look_for_nonfinite(sum));
+    if (surveys_) ADDEND_TRY(survey_blocks());
+    unsettled_ = looks_ || surveys_;
+    if (!unsettled_) learn();
+    return {};
+  }
+
+  Status look_for_nonfinite(const void* sum) {
     const bool dense = dense_plane_ != nullptr;
-    ADDEND_TRY(device_.check(
+    return device_.check(
         kernels_.look_for_nonfinite(layout().dtype, dense ? sum : values_.as<void>(),
                                     dense ? layout().count : union_,
                                     reinterpret_cast<uint64_t*>(totals_.as<index::Totals>() + 1),
                                     looked_.address(), looked_.expect(), device_.stream),
-        "looking at a sum"));
-    unsettled_ = true;
-    return {};
+        "looking at a sum");
+  }
+
+  Status survey_blocks() {
+    if (plan_.mode() == Mode::kTwoLevel) ADDEND_TRY(two_level_.write_union(bitmap_.as<uint64_t>()));
+    return two_level_.ask(bitmap_.as<uint64_t>(), layout().count, surveyed_sizes(plan_.options()));
   }
 
   void learn() const {
     plan_.learn(union_, 0);
+    if (plan_.wants_survey()) plan_.survey(nullptr);  // of an empty union
     plan_.decide();
   }
 
@@ -281,21 +296,39 @@ class DeviceExactCodec final : public SteppedCodec {
   const Plan& settled() const {
     if (!unsettled_) return plan_;
     unsettled_ = false;
-    const Result<const cuda::Mail*> mail = looked_.wait();
-    if (!mail) settling_ = mail.error();
-    if (!mail || (*mail)->numbers[0] != 0) {
-      plan_.decide_without_learning();
-    } else {
-      learn();
-    }
+    settling_ = settle();
     return plan_;
+  }
+
+  Status settle() const {
+    if (looks_) {
+      const Result<const cuda::Mail*> mail = looked_.wait();
+      if (!mail || (*mail)->numbers[0] != 0) {
+        plan_.decide_without_learning();
+        return mail ? Status() : mail.error();
+      }
+    }
+    if (!surveys_) {
+      learn();
+      return {};
+    }
+    plan_.learn(union_, 0);
+    const Result<std::span<const uint64_t>> answer = two_level_.answer();
+    ADDEND_TRY(answer);
+    std::array<BlockCounts, kBlockSizes.size()> counts;
+    for (std::size_t s = 0; s < counts.size(); ++s)
+      counts[s] = {(*answer)[2 * s], (*answer)[2 * s + 1]};
+    plan_.survey(counts);
+    plan_.decide();
+    return {};
   }
 
   uint32_t width() const { return dtype_bytes(layout().dtype); }
 
   mutable Plan plan_;  // settled() completes it
   mutable bool unsettled_ = false;
-  mutable Status settling_;  // why that failed: the next step cannot begin
+  bool looks_ = false, surveys_ = false;  // what is asked then
+  mutable Status settling_;               // why that failed: the next step cannot begin
   const cuda::Device device_;
   const IndexKernels& kernels_;
 

@@ -3,6 +3,8 @@
 // and device codecs share it: workers of both kinds that see the same sums make the same plans.
 #pragma once
 
+#include <span>
+
 #include "addend/codec.h"
 #include "codec/exact/choose.h"
 #include "codec/exact/options.h"
@@ -52,6 +54,10 @@ class Plan {
   bool wants_survey() const { return surveys_blocks(options_, seen_); }
   /// What the two-level form of this union would cost; null: the union is empty.
   void survey(const uint64_t* bitmap);
+  /// The same, where a device has counted.
+  void survey(std::span<const BlockCounts> counts) {
+    choose_block(layout_, options_, counts, seen_);
+  }
   void decide();
   void decide_without_learning() { make(); }
 

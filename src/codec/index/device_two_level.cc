@@ -16,6 +16,7 @@ constexpr uint64_t kReadablePast = 128;  // bytes
 struct BothTotals {
   BlockTotals blocks;
   Totals elements;
+  uint64_t survey[2 * kMostSizes];
 };
 
 }  // namespace
@@ -24,6 +25,7 @@ DeviceTwoLevel::DeviceTwoLevel(const cuda::Device& device, const IndexKernels& k
     : device_(device),
       kernels_(kernels),
       counted_(device),
+      surveyed_(device),
       live_(device.runtime),
       partial_(device.runtime),
       local_live_(device.runtime),
@@ -40,6 +42,7 @@ Status DeviceTwoLevel::open() {
   ADDEND_TRY(found);
   blocks_ = *found;
   ADDEND_TRY(counted_.open());
+  ADDEND_TRY(surveyed_.open());
   return totals_.reserve(sizeof(BothTotals));
 }
 
@@ -152,6 +155,31 @@ Status DeviceTwoLevel::unpack(const void* sums, bool zeros_stand, void* gradient
   call.values = const_cast<void*>(sums);  // is read
   return device_.check(blocks_->unpack(call, !zeros_stand, gradient, device_.stream),
                        "unpacking values");
+}
+
+Status DeviceTwoLevel::write_union(uint64_t* bitmap) {
+  const uint64_t bytes = words_for(call_.count) * 8;
+  ADDEND_TRY(device_.check(device_.runtime->fill(bitmap, 0, bytes, device_.stream), "clearing"));
+  return device_.check(blocks_->write_union(call_, bitmap, device_.stream), "writing a union");
+}
+
+Status DeviceTwoLevel::ask(const uint64_t* bitmap, uint64_t count,
+                           std::span<const uint64_t> sizes) {
+  SurveyCall call{};
+  call.bitmap = bitmap;
+  call.count = count;
+  call.size_count = static_cast<uint32_t>(std::min<uint64_t>(sizes.size(), kMostSizes));
+  std::copy_n(sizes.begin(), call.size_count, call.sizes);
+  call.scratch = totals_.as<BothTotals>()->survey;
+  call.mail = surveyed_.address();
+  call.sequence = surveyed_.expect();
+  return device_.check(blocks_->survey(call, device_.stream), "counting blocks");
+}
+
+Result<std::span<const uint64_t>> DeviceTwoLevel::answer() const {
+  const Result<const cuda::Mail*> mail = surveyed_.wait();
+  ADDEND_TRY(mail);
+  return std::span<const uint64_t>((*mail)->numbers, 2 * kMostSizes);
 }
 
 uint64_t DeviceTwoLevel::memory_bytes() const {

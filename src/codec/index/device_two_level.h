@@ -3,6 +3,8 @@
 // behind the counts without waiting for those, as long as there is room for them.
 #pragma once
 
+#include <span>
+
 #include "addend/plane.h"
 #include "codec/index/index_kernels.h"
 #include "codec/index/two_level_kernels.h"
@@ -41,6 +43,15 @@ class DeviceTwoLevel {
   /// Writes sums where they belong, and zeros elsewhere; not in dead blocks where `zeros_stand`.
   Status unpack(const void* sums, bool zeros_stand, void* gradient);
 
+  /// The union of the step as a bitmap of words_for(count) words.
+  Status write_union(uint64_t* bitmap);
+
+  /// Asks how a union would be cut into blocks of these sizes, and waits for the answer. For
+  /// unions of any kind of step.
+  Status ask(const uint64_t* bitmap, uint64_t count, std::span<const uint64_t> sizes);
+  /// For each size: live blocks, and elements of those that are not full.
+  Result<std::span<const uint64_t>> answer() const;
+
   uint64_t memory_bytes() const;
 
  private:
@@ -55,7 +66,7 @@ class DeviceTwoLevel {
   uint64_t packed_ = 0;  // positions that values were packed for ahead, at most
   bool negative_zeros_ = false;
 
-  cuda::Mailbox counted_;
+  cuda::Mailbox counted_, surveyed_;
   cuda::DeviceBuffer live_, partial_, local_live_, before_, groups_, totals_;
   cuda::DeviceBuffer elements_, local_elements_, offsets_, bases_;
 };

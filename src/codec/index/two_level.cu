@@ -459,6 +459,72 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+__global__ void __launch_bounds__(kThreads) union_kernel(TwoLevelCall c, uint64_t* bitmap) {
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const uint64_t words = words_of(c);
+  for (uint64_t w = uint64_t{blockIdx.x} * kWarps + warp; w < words;
+       w += uint64_t{gridDim.x} * kWarps) {
+    walk(c, w, lane, [&](const Piece(&pieces)[kPieces], uint32_t filled) {
+#pragma unroll
+      for (uint32_t p = 0; p < kPieces; ++p) {
+        if (p >= filled) break;
+        const Piece& piece = pieces[p];
+        const auto low = static_cast<uint32_t>(piece.bits);
+        const auto high = static_cast<uint32_t>(piece.bits >> 32);
+        if (lane == 0) put_bits(bitmap, piece.first, piece.n < 32 ? piece.n : 32, low);
+        if (lane == 1 && piece.n > 32) put_bits(bitmap, piece.first + 32, piece.n - 32, high);
+      }
+    });
+  }
+}
+
+// ---- survey
+
+/// Whether a block has a bit, and whether it has all.
+struct Share {
+  bool some, all;
+};
+__device__ inline Share share_of(const uint64_t* bitmap, uint64_t begin, uint64_t length) {
+  Share share{false, true};
+  for (uint64_t at = begin; at < begin + length;) {
+    const auto shift = static_cast<uint32_t>(at % 64);
+    const uint64_t left = begin + length - at;
+    const uint32_t n = left < 64 - shift ? static_cast<uint32_t>(left) : 64 - shift;
+    const uint64_t mask = n == 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1;
+    const uint64_t bits = bitmap[at / 64] >> shift & mask;
+    share.some |= bits != 0;
+    share.all &= bits == mask;
+    at += n;
+  }
+  return share;
+}
+
+__global__ void __launch_bounds__(kThreads) survey_kernel(SurveyCall c) {
+  for (uint32_t s = 0; s < c.size_count; ++s) {
+    const uint64_t block = c.sizes[s], blocks = ceil_div(c.count, block);
+    uint64_t live = 0, elements = 0;
+    for (uint64_t b = uint64_t{blockIdx.x} * kThreads + threadIdx.x; b < blocks;
+         b += uint64_t{gridDim.x} * kThreads) {
+      const uint64_t left = c.count - b * block, length = left < block ? left : block;
+      const Share share = share_of(c.bitmap, b * block, length);
+      live += share.some ? 1 : 0;
+      elements += share.some && !share.all ? length : 0;
+    }
+    const uint32_t lane = threadIdx.x % 32;
+    live = sum_up_to(live, lane);
+    elements = sum_up_to(elements, lane);
+    if (lane != 31) continue;
+    atomicAdd(reinterpret_cast<unsigned long long*>(c.scratch + 2 * s), live);
+    atomicAdd(reinterpret_cast<unsigned long long*>(c.scratch + 2 * s + 1), elements);
+  }
+}
+
+__global__ void tell_kernel(SurveyCall c) {
+  for (uint32_t k = 0; k < 2 * c.size_count; ++k)
+    c.mail->numbers[k] = c.scratch[k];
+  cuda::send(c.mail, c.sequence);
+}
+
 // ---- launches
 
 template <typename Kernel, typename... Arguments>
@@ -506,7 +572,20 @@ int unpack(const TwoLevelCall& c, bool everywhere, void* gradient, void* stream)
                 static_cast<uint16_t*>(gradient));
 }
 
-constexpr TwoLevelKernels kKernels{scan, count, mark, pack, unpack};
+int write_union(const TwoLevelCall& c, uint64_t* bitmap, void* stream) {
+  return launch(union_kernel, ceil_div(words_of(c), uint64_t{kWarps}), stream, c, bitmap);
+}
+
+int survey(const SurveyCall& c, void* stream) {
+  const auto queue = static_cast<cudaStream_t>(stream);
+  if (const auto code = cudaMemsetAsync(c.scratch, 0, 2 * c.size_count * 8, queue)) return code;
+  const uint64_t work = ceil_div(ceil_div(c.count, c.sizes[0]), uint64_t{kThreads});
+  if (const int code = launch(survey_kernel, work, stream, c)) return code;
+  tell_kernel<<<1, 1, 0, queue>>>(c);
+  return cuda::launched();
+}
+
+constexpr TwoLevelKernels kKernels{scan, count, mark, pack, unpack, write_union, survey};
 
 }  // namespace
 

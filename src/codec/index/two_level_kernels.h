@@ -57,6 +57,18 @@ struct TwoLevelCall {
   uint64_t value_room;
 };
 
+inline constexpr uint32_t kMostSizes = 4;
+
+struct SurveyCall {
+  const uint64_t* bitmap;
+  uint64_t count;
+  uint64_t sizes[kMostSizes];
+  uint32_t size_count;
+  uint64_t* scratch;  ///< two a size
+  cuda::Mail* mail;
+  uint64_t sequence;
+};
+
 struct TwoLevelKernels {
   static constexpr const char* kPart = "two-level";
   static constexpr uint32_t kVersion = 1;
@@ -75,6 +87,11 @@ struct TwoLevelKernels {
   /// Writes values where they belong and zeros elsewhere in live blocks; `everywhere`: in the
   /// others, too.
   int (*unpack)(const TwoLevelCall& call, bool everywhere, void* gradient, void* stream);
+  /// bitmap = the union, bits past the end zero. REQUIRES: zeros there.
+  int (*write_union)(const TwoLevelCall& call, uint64_t* bitmap, void* stream);
+  /// The letter: for each size, the live blocks of a union, and the elements of those that are not
+  /// full.
+  int (*survey)(const SurveyCall& call, void* stream);
 };
 
 }  // namespace addend::index
