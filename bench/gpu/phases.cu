@@ -121,7 +121,7 @@ Result<std::unique_ptr<Codec>> make(const Case& at, uint64_t n, Execution execut
 
 // Keeps the device busy while the host enqueues what is timed behind it: what an event sees is then
 // the kernels' time, and not the host's.
-constexpr long long kSpinClocks = 200000;
+constexpr long long kSpinClocks = 600000;
 __global__ void spin(long long clocks) {
   const long long begin = clock64();
   while (clock64() - begin < clocks) {

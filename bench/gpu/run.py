@@ -5,10 +5,10 @@
     bench/gpu/run.py [--out bench/results] [--build DIR | --binaries DIR] [--log2 27] [--runs 25]
 
 Builds the kernels, the tests that compare them with the CPU byte for byte, and gpu_phases (or takes
-them from --binaries), runs the tests, times every codec's phases, and torch's own operations in the
-same run. Writes gpu.json and gpu.md into --out: device, driver, commit, date, every median in
-microseconds, and the rate in TB/s of the dense gradient next to the bar it has to pass. Needs a
-device, and torch for what it is compared with.
+them from --binaries), runs the tests, times every codec's phases, torch's own operations and hooks
+of DDP (hook.py) in the same run. Writes gpu.json and gpu.md into --out: device, driver, commit,
+date, every median in microseconds, and the rate in TB/s of the dense gradient next to the bar it
+has to pass. Needs a device, and torch for what it is compared with.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import pathlib
 import statistics
 import subprocess
@@ -73,7 +74,7 @@ def build(folder: pathlib.Path) -> None:
     known = output("cmake", "--build", str(folder), "--target", "help")
     targets = [
         name
-        for name in [*TESTS, "gpu_phases", "addend_cuda_kernels"]
+        for name in [*TESTS, "gpu_phases", "addend_cuda_kernels", "addend_c"]
         if f"{name}:" in known or f" {name}" in known
     ]
     subprocess.run(["cmake", "--build", str(folder), "-j", "--target", *targets], check=True)
@@ -137,6 +138,24 @@ def time_torch(log2: int, runs: int) -> dict[str, float]:
     return medians
 
 
+def time_hooks(folder: pathlib.Path, runs: int) -> dict[str, dict[str, float]]:
+    """Milliseconds of a step of each model, each way of summing its gradients."""
+    library = find(folder, "libaddend.so")
+    if library is None:
+        return {}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "bench" / "gpu" / "hook.py"), "--runs", str(runs)],
+        env={**os.environ, "ADDEND_LIBRARY": str(library), "PYTHONPATH": str(ROOT / "python")},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        print("hook.py failed: no figures of hooks", file=sys.stderr)
+        return {}
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
 def compare(phases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Every bar with what was reached."""
     rows = []
@@ -170,6 +189,10 @@ def table(result: dict[str, Any]) -> str:
     if result["torch"]:
         lines += ["", "| torch | us |", "|---|---|"]
         lines += [f"| {name} | {us} |" for name, us in result["torch"].items()]
+    for model, ways in result["hooks"].items():
+        lines += ["", f"| {model}, one rank on NCCL | step, ms | more than DDP |", "|---|---|---|"]
+        for way, ms in ways.items():
+            lines.append(f"| {way} | {ms:.2f} | {ms - ways['DDP']:+.2f} |")
     return "\n".join(lines) + "\n"
 
 
@@ -213,6 +236,7 @@ def main() -> None:
         "bars": compare(phases),
         "phases": phases,
         "torch": time_torch(options.log2, options.runs),
+        "hooks": time_hooks(folder, options.runs),
     }
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "gpu.json").write_text(json.dumps(result, indent=1) + "\n")
