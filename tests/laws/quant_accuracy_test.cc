@@ -141,10 +141,15 @@ TEST(QuantAccuracy, NarrowSumsAddWhatTheirBitsSay) {
 TEST(QuantAccuracy, ThePublishedSettingGivesThePublishedErrors) {
   const std::string spec = "quant:levels=published,rounding=independent";
   const double identical = error_of(spec, gaussian(4, true)),
-               independent = error_of(spec, gaussian(4, false));
-  std::printf("published setting: N=4 identical %.6f, independent %.6f\n", identical, independent);
+               independent = error_of(spec, gaussian(4, false)),
+               identical8 = error_of(spec, gaussian(8, true)),
+               independent8 = error_of(spec, gaussian(8, false));
+  std::printf("published setting: N=4 identical %.6f, independent %.6f, N=8 %.6f, %.6f\n",
+              identical, independent, identical8, independent8);
   EXPECT_NEAR(identical, 0.0105, 0.05 * 0.0105);
   EXPECT_NEAR(independent, 0.0051, 0.05 * 0.0051);
+  EXPECT_LT(identical8, identical);
+  EXPECT_NEAR(independent8, independent / 2, 0.05 * independent);
 }
 
 TEST(QuantAccuracy, UnevenBlockEnergiesCostAtMostATenth) {
