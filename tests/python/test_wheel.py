@@ -69,7 +69,7 @@ def test_the_wheel_holds_the_library_its_licences_and_type_hints(unpacked: Path)
     kernels = unpacked / "addend" / "libaddend_cuda.so"  # where they can be built
     assert kernels.is_file() == (shutil.which("nvcc") is not None)
     licences = {path.name for path in unpacked.glob("*.dist-info/licenses/**/*") if path.is_file()}
-    assert licences == {"LICENSE", "highway.txt", "openssl.txt"}
+    assert licences == {"LICENSE", "cuda.txt", "highway.txt", "openssl.txt"}
     assert not list(unpacked.glob("**/*.h"))
 
 
