@@ -27,7 +27,8 @@ const std::vector<OptionHelp>& exact_options() {
       {"lanes", "NUMBER", "sketch: elements hashed together, a power of two (1)"},
       {"probe", "NUMBER", "auto: most dense steps in a row before the union is looked at (128)"},
       {"choice", "all|device",
-       "auto: modes to choose from; device: packed and dense, where some workers are on devices"},
+       "auto: modes to choose from; device: packed, two-level and dense, where some workers are on "
+       "devices"},
   };
   return options;
 }

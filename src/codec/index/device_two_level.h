@@ -46,8 +46,8 @@ class DeviceTwoLevel {
   /// The union of the step as a bitmap of words_for(count) words.
   Status write_union(uint64_t* bitmap);
 
-  /// Asks how a union would be cut into blocks of these sizes, and waits for the answer. For
-  /// unions of any kind of step.
+  /// Asks how a union, of any kind of step, would be cut into blocks of these sizes. answer()
+  /// waits for what was asked last.
   Status ask(const uint64_t* bitmap, uint64_t count, std::span<const uint64_t> sizes);
   /// For each size: live blocks, and elements of those that are not full.
   Result<std::span<const uint64_t>> answer() const;
