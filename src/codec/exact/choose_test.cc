@@ -68,6 +68,16 @@ TEST(Choose, TakesPackedForScatteredNonZerosOnASlowNetwork) {
   EXPECT_EQ(choose(layout_on(50, 10), {}, scattered(0.05)), Mode::kPacked);
 }
 
+TEST(Choose, ForDevicesTakesTwoLevelsButNoOtherForm) {
+  Options options;
+  options.choice = Choice::kDevice;
+  EXPECT_EQ(choose(layout_on(50, 1), options, full_rows(0.05)), Mode::kTwoLevel);
+  EXPECT_EQ(choose(layout_on(50, 1), options, scattered(0.01)), Mode::kPacked) << "not a filter";
+  EXPECT_NE(choose(layout_on(20000, 10), options, scattered(0.001)), Mode::kSketch);
+  EXPECT_EQ(choose(layout_on(50, 10), options, scattered(1.0)), Mode::kDense);
+  EXPECT_TRUE(surveys_blocks(options, {}));
+}
+
 TEST(Choose, TakesAFilterForVerySparseUnionsOnASlowNetwork) {
   for (const double density : {0.0, 1e-6, 1e-4, 1e-2, 0.03})
     EXPECT_EQ(choose(layout_on(50, 1), {}, scattered(density)), Mode::kBloom) << density;
