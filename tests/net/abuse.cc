@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A client that means harm: keeps the control plane of a test's own server busy in one of several
-// ways until standard input ends, and then says how often. Usage: service_abuse HOW PORT IDENTITY
-// KEY_FILE. It comes from 127.0.0.2, so that a server can tell it from others on this machine.
+// A client that means harm: keeps the control plane (for `pages`, the HTTP port) of a test's own
+// server busy in one of several ways until standard input ends, and then says how often. Usage:
+// service_abuse HOW PORT IDENTITY KEY_FILE. It comes from 127.0.0.2, so that a server can tell it
+// from others on this machine.
 #include <array>
 #include <cstdio>
 #include <cstring>
@@ -180,6 +181,24 @@ uint64_t be_silent(const Target& target) {
   return made;
 }
 
+// Every other one asks for a page that it does not read, and the rest never finish asking.
+uint64_t read_slowly(const Target& target) {
+  constexpr int kLittle = 1024;
+  std::deque<net::Descriptor> held;
+  uint64_t made = 0;
+  while (!asked_to_stop()) {
+    if (held.size() == kHeld) held.pop_front();
+    held.push_back(dial(target));
+    if (!held.back()) continue;
+    const std::string end = ++made % 2 == 0 ? "\r\n" : "X: ";
+    const std::string request = "GET /metrics HTTP/1.1\r\n" + end;
+    setsockopt(held.back().get(), SOL_SOCKET, SO_RCVBUF, &kLittle, sizeof(kLittle));
+    [[maybe_unused]] const ssize_t sent =
+        send(held.back().get(), request.data(), request.size(), MSG_NOSIGNAL);
+  }
+  return made;
+}
+
 uint64_t knock(const Target& target, const auth::TlsContext& tls) {
   uint64_t made = 0;
   for (; !asked_to_stop(); ++made)
@@ -219,6 +238,7 @@ int run(const std::string& how, const Target& target) {
       {"positions", [&] { return hold(target, *right, nearly_whole); }},
       {"idle", [&] { return hold(target, *right, none); }},
       {"silent", [&] { return be_silent(target); }},
+      {"pages", [&] { return read_slowly(target); }},
       {"knock", [&] { return knock(target, *wrong); }},
   };
   const auto way = ways.find(how);
