@@ -137,6 +137,11 @@ int run_serve(const ServeOptions& options) {
       return (*files)->save(bytes);
     };
   }
+  if (!options.switch_folder.empty()) {
+    config->server.in_switch.publish = [&](std::span<const uint8_t> jobs) {
+      return (*files)->publish(jobs);
+    };
+  }
   Log logger(*config);
   const LogSink log = logger.sink();
   raise_descriptor_limit(log);
@@ -176,6 +181,22 @@ void add_upstream_options(CLI::App& command, ServeOptions& options) {
       ->needs(upstream);
 }
 
+void add_switch_options(CLI::App& command, ServeOptions& options) {
+  CLI::Option* in_switch =
+      command
+          .add_option("--switch", options.switch_folder,
+                      "a P4 switch folds all jobs: what it has to know is kept here (docs/p4.md)")
+          ->type_name("DIR");
+  command
+      .add_option("--switch-payload", options.in_switch.payload_bytes,
+                  "bytes of a payload in the switch's program")
+      ->capture_default_str()
+      ->needs(in_switch);
+  command.add_option("--switch-slots", options.in_switch.slots, "slots of the switch's program")
+      ->capture_default_str()
+      ->needs(in_switch);
+}
+
 }  // namespace
 
 void add_serve_command(CLI::App& app, Exit& exit) {
@@ -196,6 +217,7 @@ void add_serve_command(CLI::App& app, Exit& exit) {
   command->add_option("--xdp", options->xdp_interface, "fold and answer in this interface's driver")
       ->type_name("IFACE");
   add_upstream_options(*command, *options);
+  add_switch_options(*command, *options);
   command->footer(kFooter);
   command->callback([options, &exit] { exit.code = run_serve(*options); });
 }

@@ -256,6 +256,7 @@ Result<ServeConfig> make_config(const ServeOptions& options, const ReadFile& rea
     auto config = read_serve_config(options.config_file, read);
     if (!config) return config;
     if (!options.xdp_interface.empty()) config->server.xdp_interface = options.xdp_interface;
+    config->server.in_switch = options.in_switch;
     if (options.upstream.address.empty()) return config;
     config->server.upstream = options.upstream;
     ADDEND_TRY(read_upstream_key(options.upstream_key_file, config->server.upstream, read));
@@ -274,6 +275,7 @@ Result<ServeConfig> make_config(const ServeOptions& options, const ReadFile& rea
       static_cast<uint16_t>(options.port == 0 ? 0 : options.port + kHttpAbove);
   config.server.threads = options.threads;
   config.server.xdp_interface = options.xdp_interface;
+  config.server.in_switch = options.in_switch;
   config.server.upstream = options.upstream;
   ADDEND_TRY(read_upstream_key(options.upstream_key_file, config.server.upstream, read));
   config.server.tenants.resize(1);

@@ -30,6 +30,8 @@ struct ServeOptions {
   std::string xdp_interface;
   UpstreamOptions upstream;
   std::string upstream_key_file;
+  std::string switch_folder;
+  SwitchOptions in_switch;
 };
 
 /// HTTP is so many ports above the control plane where no file says where.

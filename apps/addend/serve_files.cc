@@ -11,8 +11,8 @@
 namespace addend::cli {
 namespace {
 
-// Requests to the other process: one character, and for a save the bytes.
-constexpr char kConfig = 'c', kState = 's', kSave = 'w';
+// Requests to the other process: one character, and the bytes to be written.
+constexpr char kConfig = 'c', kState = 's', kSave = 'w', kPublish = 'p';
 
 using Files = std::map<std::string, std::string>;
 
@@ -27,6 +27,8 @@ class FileRequests {
         return read_config();
       case kState:
         return read_state();
+      case kPublish:
+        return write_jobs(request.substr(1));
       default:
         return write_state(request.substr(1));
     }
@@ -61,8 +63,18 @@ class FileRequests {
     return std::string();
   }
 
+  Result<std::string> write_jobs(const std::string& text) {
+    if (!switch_) {
+      auto file = StateFile::open(options_.switch_folder);
+      if (!file) return file.error();
+      switch_.emplace(*std::move(file));
+    }
+    ADDEND_TRY(switch_->write(text));
+    return std::string();
+  }
+
   ServeOptions options_;
-  std::optional<StateFile> state_;
+  std::optional<StateFile> state_, switch_;
 };
 
 }  // namespace
@@ -94,6 +106,11 @@ Result<std::vector<uint8_t>> ServeFiles::state() {
 
 Status ServeFiles::save(std::span<const uint8_t> state) {
   const auto done = process_->ask(kSave + std::string(state.begin(), state.end()));
+  return done ? Status{} : Status(done.error());
+}
+
+Status ServeFiles::publish(std::span<const uint8_t> jobs) {
+  const auto done = process_->ask(kPublish + std::string(jobs.begin(), jobs.end()));
   return done ? Status{} : Status(done.error());
 }
 

@@ -23,6 +23,8 @@ class ServeFiles {
   /// What was saved last; empty if nothing was, or there is no --state-dir.
   Result<std::vector<uint8_t>> state();
   Status save(std::span<const uint8_t> state);
+  /// What the switch has to know, under --switch.
+  Status publish(std::span<const uint8_t> jobs);
 
  private:
   ServeFiles(ServeOptions options, std::unique_ptr<FileProcess> process)

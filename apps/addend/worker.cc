@@ -70,7 +70,18 @@ Status reduce_max(Reducer& reducer, std::span<float> values) {
 }
 
 Status reduce_sum(Reducer& reducer, std::span<int64_t> values) {
-  return reduce_plane(reducer, Op::kSumI64, values.data(), values.size());
+  // In quarters, whose sums 32 bits hold: whoever adds may have no wider lanes.
+  std::vector<int32_t> quarters(values.size() * 4);
+  for (std::size_t i = 0; i < quarters.size(); ++i)
+    quarters[i] = static_cast<uint16_t>(static_cast<uint64_t>(values[i / 4]) >> i % 4 * 16);
+  ADDEND_TRY(reduce_plane(reducer, Op::kSumI32, quarters.data(), quarters.size()));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    uint64_t sum = 0;
+    for (std::size_t q = 0; q < 4; ++q)
+      sum += static_cast<uint64_t>(quarters[i * 4 + q]) << q * 16;
+    values[i] = static_cast<int64_t>(sum);
+  }
+  return {};
 }
 
 Result<bool> all_equal(Reducer& reducer, uint64_t value) {

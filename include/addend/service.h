@@ -57,6 +57,15 @@ struct UpstreamOptions {
       1;  ///< ... of so many, 1 to 64. It has the workers from leaf * world / leaves on
 };
 
+/// A P4 switch in front of the server, which folds all its jobs (docs/p4.md). The server keeps
+/// control, and says what the switch has to know.
+struct SwitchOptions {
+  /// Takes it, as text, whenever an epoch begins or ends. Holds secrets. Empty: there is no switch.
+  SaveState publish;
+  uint32_t payload_bytes = 96;  ///< of the switch's program
+  uint32_t slots = 4096;        ///< of all jobs together
+};
+
 struct ServerOptions {
   std::string address;        ///< to listen at; "": every address of this machine
   uint16_t control_port = 0;  ///< TCP; 0: any
@@ -66,6 +75,7 @@ struct ServerOptions {
   /// they are of integers (docs/xdp.md). "": all by the data threads.
   std::string xdp_interface;
   UpstreamOptions upstream;  ///< not with xdp_interface, nor with several threads
+  SwitchOptions in_switch;   ///< not with xdp_interface or upstream
   bool http = true;          ///< serve /metrics and a page for people
   std::string http_address = "127.0.0.1";
   uint16_t http_port = 0;  ///< 0: any

@@ -59,6 +59,10 @@ class FrameKey {
     return (addend_be64(header.tag) ^ tag(header, payload)) == 0;
   }
 
+  /// What frames carry where a switch folds, which can compare a tag but not compute one: that of
+  /// no frame at all, so it tells nothing of other tags. In the machine's byte order.
+  uint64_t fixed_tag() const noexcept { return tag({}, {}); }
+
   /// For a data plane with a memory of its own: the key of the pseudo-random function, and the
   /// words of the hash's (src/wire/tag.h).
   const std::array<uint64_t, 2>& prf() const { return prf_; }

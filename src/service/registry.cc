@@ -71,14 +71,16 @@ Status check(const JobOptions& options) {
 }  // namespace
 
 Registry::Registry(std::vector<TenantOptions> tenants, uint32_t boot, DataThreads& threads,
-                   MessageSink& sink, LogSink log, SaveState save, NextServer* next)
+                   MessageSink& sink, LogSink log, SaveState save, NextServer* next,
+                   SwitchOptions in_switch)
     : tenants_(std::move(tenants)),
       boot_(boot),
       threads_(threads),
       sink_(sink),
       log_(std::move(log)),
       save_(std::move(save)),
-      next_(next) {}
+      next_(next),
+      in_switch_(std::move(in_switch)) {}
 
 Status Registry::restore(std::span<const uint8_t> state) {
   const auto jobs = decode_jobs(state);
@@ -144,6 +146,7 @@ std::optional<auth::Secret> Registry::key_of(const std::string& identity) const 
 Status Registry::admit(const TenantOptions& tenant, const JobOptions& options) const {
   if (closed_) return make_error(Errc::kUnavailable, "the server is draining");
   ADDEND_TRY(check(options));
+  ADDEND_TRY(check_switch(options));
   if (options.floats && !tenant.floats) {
     return make_error(Errc::kUnsupported, "tenant " + tenant.name + " may not sum floats");
   }
@@ -273,6 +276,7 @@ Status Registry::join(ConnectionId from, const std::string& identity, const net:
   auto own = at_home(message);
   if (!own) return own.error();
   const addend_control_join& join = *own;
+  ADDEND_TRY(check_reachable(peer));
   if (before != workers_.end() && before->second.second != net::get_text(join.job.name)) {
     return make_error(Errc::kInvalidArgument, "a connection joins one job");
   }
@@ -359,6 +363,7 @@ void Registry::remove_if_done(const Key& key) {
     used_epochs_.erase(epoch);
   }
   job.epoch = job.past_epoch = 0;
+  republish();
   if (!job.transient && !job.draining && !closed_) return;
   log(LogLevel::kInfo, "job removed", job, ADDEND_FRAME_EVERYONE);
   erase(key);

@@ -91,8 +91,10 @@ class Registry {
   /// `save` is given what restore takes, whenever a job that must outlive the process comes, goes
   /// or changes; it may be empty.
   /// `next`: this server is a leaf, and every job is a job there, too; null: it is not.
+  /// `in_switch`: who folds all jobs instead of the data threads, if anybody.
   Registry(std::vector<TenantOptions> tenants, uint32_t boot, DataThreads& threads,
-           MessageSink& sink, LogSink log, SaveState save = {}, NextServer* next = nullptr);
+           MessageSink& sink, LogSink log, SaveState save = {}, NextServer* next = nullptr,
+           SwitchOptions in_switch = {});
 
   /// Takes up the jobs that an earlier registry saved, whatever the limits are now; those of
   /// tenants that are no more are dropped.
@@ -130,6 +132,9 @@ class Registry {
   /// It has gone without a word. So do we, as far as the job's workers can tell: they come back
   /// with their positions, and we go there with them.
   void upstream_gone(uint32_t number);
+
+  /// Tells the switch, if there is one, which jobs it has.
+  Status publish() const;
 
   /// Takes nobody in any more; jobs without workers go.
   void close();
@@ -172,6 +177,8 @@ class Registry {
     uint32_t first_leaf = 0;     // the next server's first, if that is a leaf, too
     uint32_t payload_bytes = 0;  // of the epoch
     uint32_t first_worker = 0;   // of the members, in a tree
+    uint32_t first_cell = 0;     // of its slots in the switch
+    std::string switch_text;     // what the switch has to know of the epoch
     std::vector<Member> members;
     std::vector<aggregate::Table> tables;
     uint64_t memory_bytes = 0;
@@ -203,6 +210,12 @@ class Registry {
   /// A leaf has some of a job's workers: which are they here? Otherwise as they are.
   Result<addend_control_join> at_home(addend_control_join join) const;
   Status to_home(addend_control_job& job, uint32_t& first_worker) const;
+  /// Whether a switch can fold such a job.
+  Status check_switch(const JobOptions& options) const;
+  Status check_reachable(const net::Address& worker) const;
+  Status place_in_switch(Job& job, const JobEpoch& epoch) const;
+  Result<uint32_t> free_cells(uint32_t slots) const;
+  void republish() const;
   Job* job_of_uplink(uint32_t number);
   void leave_upstream(Job& job, bool done);
   void dismiss(Job& job, const Error& error, uint32_t but);
@@ -219,6 +232,7 @@ class Registry {
   LogSink log_;
   SaveState save_;
   NextServer* next_;
+  SwitchOptions in_switch_;
   uint32_t uplinks_ = 0;  // numbers that were given
   bool closed_ = false;
   std::map<Key, Job> jobs_;

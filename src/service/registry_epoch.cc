@@ -14,6 +14,9 @@ namespace {
 constexpr uint32_t kFloatOps =
     1u << ADDEND_OP_SUM_F32 | 1u << ADDEND_OP_SUM_BF16 | 1u << ADDEND_OP_SUM_F16;
 constexpr uint32_t kAllOps = (1u << ADDEND_FRAME_OP_COUNT) - 1;
+// What a register of a switch can do with 32 bits.
+constexpr uint32_t kSwitchOps =
+    1u << ADDEND_OP_SUM_I32 | 1u << ADDEND_OP_OR_U64 | 1u << ADDEND_OP_MAX_U32;
 
 template <typename Members>
 Resume resume_of(const Members& members, uint32_t slots) {
@@ -97,7 +100,10 @@ Status Registry::path(ConnectionId from, const addend_control_path& path) {
   member->payload_bytes = path.payload_bytes;
   const bool all = std::all_of(job.members.begin(), job.members.end(),
                                [](const Member& m) { return m.payload_bytes > 0; });
-  return all ? begin(job) : Status{};
+  if (!all) return {};
+  const Status begun = begin(job);
+  if (!begun) dismiss(job, begun.error(), static_cast<uint32_t>(member - job.members.begin()));
+  return begun;
 }
 
 // The caller's own connection gets the error as the answer to its message.
@@ -153,6 +159,10 @@ Result<std::shared_ptr<JobEpoch>> Registry::make_epoch(const Job& job, const aut
         std::min(epoch->slots.payload_bytes, upstream->welcome.payload_bytes);
     epoch->upstream = std::move(upstream);
   }
+  if (in_switch_.publish) {
+    epoch->slots.ops &= kSwitchOps;
+    epoch->slots.payload_bytes = std::min(epoch->slots.payload_bytes, in_switch_.payload_bytes);
+  }
   epoch->slots.boot = boot_;
   epoch->packets_per_s = tenant.packets_per_s;
   while (epoch->slots.epoch == 0 || used_epochs_.count(epoch->slots.epoch) > 0) {
@@ -206,8 +216,11 @@ Status Registry::start_epoch(Job& job, const Resume& resume, std::shared_ptr<Ups
   if (!secret) return secret.error();
   auto epoch = make_epoch(job, *secret, std::move(upstream));
   if (!epoch) return epoch.error();
-  auto parts = make_parts((*epoch)->slots, resume.positions);
+  aggregate::SlotsOptions own = (*epoch)->slots;
+  if (in_switch_.publish) own.ops = 0;  // nothing is folded here
+  auto parts = make_parts(own, resume.positions);
   if (!parts) return parts.error();
+  ADDEND_TRY(place_in_switch(job, **epoch));
   if (job.past_epoch != 0) {
     threads_.remove(job.past_epoch);
     used_epochs_.erase(job.past_epoch);
@@ -218,6 +231,7 @@ Status Registry::start_epoch(Job& job, const Resume& resume, std::shared_ptr<Ups
   job.tables.clear();
   used_epochs_.insert(job.epoch);
   threads_.start(*epoch, *std::move(parts));
+  ADDEND_TRY(publish());
   log(LogLevel::kInfo, "epoch started", job, ADDEND_FRAME_EVERYONE);
   return send_welcomes(job, **epoch, *secret, resume);
 }
@@ -232,6 +246,7 @@ Status Registry::send_welcomes(Job& job, const JobEpoch& epoch, const auth::Secr
   welcome.ops = epoch.slots.ops;
   welcome.threads = std::min(threads_.threads(), job.options.slots);
   welcome.flags = resume.flags;
+  if (in_switch_.publish) welcome.flags |= ADDEND_CONTROL_SWITCH;
   welcome.positions = static_cast<uint32_t>(resume.positions.size());
   welcome.patience_ns = epoch.slots.patience_ns;
   welcome.quorum = epoch.slots.quorum;
@@ -279,6 +294,7 @@ void Registry::end_epoch(Job& job, addend_notice why, uint32_t worker) {
   leave_upstream(job, false);
   job.past_epoch = job.epoch;
   job.epoch = 0;
+  republish();
   const addend_control_ended body{static_cast<uint32_t>(why), worker};
   for (const Member& member : job.members) {
     if (member.connection != 0)

@@ -169,6 +169,25 @@ Status check_upstream(const ServerOptions& options) {
   return check_tenants_of_leaf(options.tenants);
 }
 
+Status check_switch(const ServerOptions& options) {
+  const SwitchOptions& in_switch = options.in_switch;
+  if (!in_switch.publish) return {};
+  if (!options.xdp_interface.empty() || !options.upstream.address.empty()) {
+    return make_error(Errc::kUnsupported,
+                      "jobs are folded in one place: --switch goes neither with --xdp nor with "
+                      "--upstream");
+  }
+  if (in_switch.payload_bytes == 0 || in_switch.payload_bytes % 8 != 0 ||
+      in_switch.payload_bytes > ADDEND_FRAME_PAYLOAD_BYTES) {
+    return make_error(Errc::kInvalidArgument,
+                      "a switch's payload is a multiple of 8 up to 1408 bytes");
+  }
+  if (in_switch.slots == 0 || in_switch.slots > 32768) {
+    return make_error(Errc::kInvalidArgument, "a switch has 1 to 32768 slots");
+  }
+  return {};
+}
+
 Status check(const ServerOptions& options) {
   if (options.threads == 0 || options.threads > ADDEND_CONTROL_MAX_THREADS) {
     return make_error(Errc::kInvalidArgument, "a server has 1 to 64 data threads");
@@ -179,6 +198,7 @@ Status check(const ServerOptions& options) {
                           std::to_string(options.data_port + options.threads - 1));
   }
   ADDEND_TRY(check_upstream(options));
+  ADDEND_TRY(check_switch(options));
   if (options.max_connections == 0) {
     return make_error(Errc::kInvalidArgument, "a server without connections has nothing to do");
   }
@@ -315,9 +335,11 @@ class RunningServer final : public Server {
     auto started = Control::start(
         control_options(options, address),
         [&](MessageSink& sink) {
-          auto registry = std::make_unique<Registry>(options.tenants, boot_, threads_, sink, log_,
-                                                     options.save_state, uplinks_.get());
+          auto registry =
+              std::make_unique<Registry>(options.tenants, boot_, threads_, sink, log_,
+                                         options.save_state, uplinks_.get(), options.in_switch);
           if (!options.state.empty()) restored = registry->restore(options.state);
+          if (restored) restored = registry->publish();  // jobs of an earlier server are no more
           return registry;
         },
         [this](std::span<const JobView> views, std::span<addend_control_status> out) {

@@ -40,6 +40,8 @@ typedef struct addend_control_header {
 #define ADDEND_CONTROL_FLOATS 1u  /* job: sums of floats are allowed */
 #define ADDEND_CONTROL_OWN_KEY 2u /* job: `key` is set, and lets workers join this job only */
 #define ADDEND_CONTROL_FRESH 4u   /* welcome: some worker has lost its place; nobody can go on */
+#define ADDEND_CONTROL_SWITCH \
+  8u /* welcome: a switch folds; big endian, and tags that do not change */
 
 typedef struct addend_control_job {
   char name[ADDEND_CONTROL_NAME_BYTES]; /* within its tenant */

@@ -360,5 +360,48 @@ TEST(Stream, GarbageAndForgeriesAreIgnored) {
   EXPECT_EQ(verdict(frame(key)), Stream::Verdict::kIgnored);
 }
 
+TEST(Stream, WhereASwitchFoldsLanesAreBigEndianAndTagsDoNotChange) {
+  const auth::FrameKey worker_key = key_of(1), result_key = key_of(99);
+  const EpochView view{7, 9, 1, 2, &worker_key, &result_key, {}, 1, 0, true};
+  Stream stream(1, kPayload);
+  stream.extend(1);
+  ASSERT_TRUE(stream.enter(view));
+  uint64_t number = 0;
+  ASSERT_TRUE(stream.next(number));
+  const uint8_t lanes[] = {1, 2, 3, 4, 5, 6, 7, 8};
+  stream.add(number, {Op::kSumI32, lanes, 0, true});
+  const auto frames = stream.collect(1);
+  ASSERT_EQ(frames.size(), 1u);
+  std::vector<uint8_t> frame(frames[0].bytes.begin(), frames[0].bytes.end());
+  addend_frame_header header = addend_frame_read(frame.data());
+  EXPECT_EQ(header.flags, ADDEND_FRAME_BIG_ENDIAN | ADDEND_FRAME_ENTRY);
+  EXPECT_EQ(header.tag, worker_key.fixed_tag());
+  const std::vector<uint8_t> swapped = {4, 3, 2, 1, 8, 7, 6, 5};
+  EXPECT_TRUE(std::equal(swapped.begin(), swapped.end(), frame.begin() + sizeof(header)));
+
+  header.kind = ADDEND_FRAME_RESULT;
+  header.worker = ADDEND_FRAME_EVERYONE;
+  header.count = 2;
+  header.contributors = 3;
+  const auto verdict_on = [&](uint8_t flags, uint64_t tag) {
+    addend_frame_header bent = header;
+    bent.flags = flags;
+    bent.tag = tag;
+    addend_frame_write(bent, frame.data());
+    Arrival arrival{};
+    addend_control_ended ended{};
+    return stream.receive(frame, 2, arrival, ended);
+  };
+  addend_frame_header little = header;
+  little.flags = 0;
+  addend_frame_swap(&little);
+  const uint64_t true_tag = result_key.tag(little, swapped);
+  EXPECT_EQ(verdict_on(0, true_tag), Stream::Verdict::kIgnored) << "of a server that folds itself";
+  EXPECT_EQ(verdict_on(0, result_key.fixed_tag()), Stream::Verdict::kIgnored);
+  EXPECT_EQ(verdict_on(ADDEND_FRAME_BIG_ENDIAN, 0), Stream::Verdict::kIgnored);
+  EXPECT_EQ(verdict_on(ADDEND_FRAME_BIG_ENDIAN, worker_key.fixed_tag()), Stream::Verdict::kIgnored);
+  EXPECT_EQ(verdict_on(ADDEND_FRAME_BIG_ENDIAN, result_key.fixed_tag()), Stream::Verdict::kArrived);
+}
+
 }  // namespace
 }  // namespace addend::service_client

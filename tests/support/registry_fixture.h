@@ -55,6 +55,7 @@ class FakeDataThreads final : public DataThreads {
     for (const aggregate::Slots& part : parts) {
       EXPECT_EQ(part.options().first_slot, next);
       next += part.options().slots;
+      part_ops = part.options().ops;
     }
     EXPECT_EQ(next, job->slots.slots);
     last = job;
@@ -76,6 +77,7 @@ class FakeDataThreads final : public DataThreads {
   std::set<uint32_t> live;
   std::vector<uint32_t> left, ended, tables;
   std::shared_ptr<const JobEpoch> last;
+  uint32_t part_ops = 0;  // that the threads may fold
 };
 
 class RegistryTest : public ::testing::Test {

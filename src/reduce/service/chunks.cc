@@ -18,6 +18,14 @@ std::span<uint8_t> Chunk::sums() const {
   return {data + op_sum_bytes(plane->op, first_lane), op_sum_bytes(plane->op, lanes)};
 }
 
+void swap_lanes(Op op, std::span<uint8_t> lanes) {
+  const std::size_t width = op_bytes(op, 1);
+  ADDEND_ASSERT(width == sizeof(uint32_t) || width == sizeof(uint64_t));
+  for (std::size_t at = 0; at + width <= lanes.size(); at += width)
+    std::reverse(lanes.begin() + static_cast<std::ptrdiff_t>(at),
+                 lanes.begin() + static_cast<std::ptrdiff_t>(at + width));
+}
+
 uint32_t lanes_per_chunk(Op op, uint32_t payload_bytes) {
   // Sums are never shorter than contributions; table sums come in pairs of lanes.
   return static_cast<uint32_t>(payload_bytes / op_sum_bytes(op, 1)) &

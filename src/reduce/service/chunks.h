@@ -22,6 +22,9 @@ struct Chunk {
   std::span<uint8_t> sums() const;
 };
 
+/// Between the machine's byte order and the network's. REQUIRES: lanes of 4 or 8 bytes.
+void swap_lanes(Op op, std::span<uint8_t> lanes);
+
 /// Lanes whose contribution and whose sums both fit `payload_bytes`.
 uint32_t lanes_per_chunk(Op op, uint32_t payload_bytes);
 

@@ -115,6 +115,7 @@ class ServiceReducer final : public Reducer {
         session_(std::move(session)),
         payload_bytes_(session_->welcome().payload_bytes),
         quorum_(session_->welcome().quorum),
+        was_by_switch_(by_switch()),
         stream_(session_->welcome().slots, payload_bytes_) {
     // Joining again is for what the stream is made for.
     options_.payload_bytes = payload_bytes_;
@@ -130,11 +131,14 @@ class ServiceReducer final : public Reducer {
             &session_->result_key(),
             session_->positions(),
             welcome.threads,
-            session_->round_trip_ns()};
+            session_->round_trip_ns(),
+            by_switch()};
   }
 
   // In frames: of the server's workers, which are some of the job's if it is a leaf of a tree.
   uint32_t own_number() const { return options_.worker - session_->welcome().first_worker; }
+
+  bool by_switch() const { return (session_->welcome().flags & ADDEND_CONTROL_SWITCH) != 0; }
 
   bool allows(Op op) const {
     return (session_->welcome().ops >> static_cast<uint32_t>(op) & 1) != 0;
@@ -294,6 +298,7 @@ class ServiceReducer final : public Reducer {
     absent_everywhere_ &= absent;
     const std::span<uint8_t> to = chunk.sums();
     std::memcpy(to.data(), arrival.sums.data(), to.size());
+    if (by_switch()) swap_lanes(chunk.plane->op, to);
   }
 
   // All workers see the same contributors of the same chunks, so they decide alike.
@@ -354,6 +359,12 @@ class ServiceReducer final : public Reducer {
     if (session_->welcome().slots != stream_.positions().size()) {
       return make_error(Errc::kMismatch, "the job has other slots now");
     }
+    if (by_switch() != was_by_switch_) {
+      return make_error(Errc::kMismatch,
+                        by_switch() ? "a switch folds the job now; all workers must join anew"
+                                    : "no switch folds the job any more; all workers must "
+                                      "join anew");
+    }
     if (session_->welcome().payload_bytes != payload_bytes_) {
       return make_error(Errc::kMismatch, "the path between the server and some worker carries " +
                                              std::to_string(session_->welcome().payload_bytes) +
@@ -399,6 +410,7 @@ class ServiceReducer final : public Reducer {
   net::Outbox outbox_;
   std::unique_ptr<Session> session_;
   uint32_t payload_bytes_, quorum_;
+  bool was_by_switch_;  // contributions that are kept are in its byte order
   Stream stream_;
   IntegerRounds integer_rounds_;
   std::vector<Table> tables_;

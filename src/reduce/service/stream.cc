@@ -16,6 +16,7 @@
 #include <functional>
 
 #include "base/assert.h"
+#include "reduce/service/chunks.h"
 
 namespace addend::service_client {
 namespace {
@@ -120,8 +121,9 @@ void Stream::add(uint64_t number, const Contribution& contribution) {
   const uint32_t position = positions_[slot];
   ADDEND_ASSERT(!state.busy() && number == number_of(slot));
   ADDEND_ASSERT(contribution.bytes.size() <= payload_bytes_);
-  std::memcpy(frame(slot, position) + ADDEND_FRAME_HEADER_BYTES, contribution.bytes.data(),
-              contribution.bytes.size());
+  uint8_t* lanes = frame(slot, position) + ADDEND_FRAME_HEADER_BYTES;
+  std::memcpy(lanes, contribution.bytes.data(), contribution.bytes.size());
+  if (view_.by_switch) swap_lanes(contribution.op, {lanes, contribution.bytes.size()});
   state.length[position % 2] = static_cast<uint16_t>(contribution.bytes.size());
   state.op[position % 2] = static_cast<uint8_t>(contribution.op);
   state.table[position % 2] = static_cast<uint8_t>(contribution.table);
@@ -152,6 +154,7 @@ void Stream::put(uint32_t slot, uint8_t resent) {
   header.version = ADDEND_FRAME_VERSION;
   header.kind = ADDEND_FRAME_CONTRIBUTION;
   header.flags = resent;
+  if (view_.by_switch) header.flags |= ADDEND_FRAME_BIG_ENDIAN;
   if (state.entry[parity]) header.flags |= ADDEND_FRAME_ENTRY;
   if (addend_op_is_table(state.op[parity])) {
     header.flags = static_cast<uint8_t>(header.flags | table_numbers_[state.table[parity]]
@@ -171,7 +174,8 @@ void Stream::put(uint32_t slot, uint8_t resent) {
   uint8_t* bytes = frame(slot, position);
   const std::span<const uint8_t> payload(bytes + sizeof(header), state.length[parity]);
   // Written and tagged anew each time: the turn, the epoch and its key may be others by now.
-  header.tag = addend_be64(view_.worker_key->tag(header, payload));
+  header.tag = addend_be64(view_.by_switch ? view_.worker_key->fixed_tag()
+                                           : view_.worker_key->tag(header, payload));
   std::memcpy(bytes, &header, sizeof(header));
   if (resent != 0) ++resent_;
   out_.push_back({slot, {bytes, sizeof(header) + payload.size()}});
@@ -280,11 +284,16 @@ bool Stream::authentic(std::span<const uint8_t> datagram, addend_frame_header& h
   const addend_frame_header wire = header;
   addend_frame_swap(&header);
   const auto payload = datagram.subspan(sizeof(header));
+  // Notices are the server's.
+  const bool of_switch = view_.by_switch && header.kind == ADDEND_FRAME_RESULT;
+  const bool swapped = (header.flags & ADDEND_FRAME_BIG_ENDIAN) != 0;
   return header.magic == ADDEND_FRAME_MAGIC && header.version == ADDEND_FRAME_VERSION &&
          (header.kind == ADDEND_FRAME_RESULT || header.kind == ADDEND_FRAME_NOTICE) &&
          header.epoch == view_.epoch && header.boot == view_.boot &&
          header.length == payload.size() && payload.size() <= payload_bytes_ &&
-         header.slot < slots_ && view_.result_key->verify(wire, payload);
+         header.slot < slots_ && swapped == of_switch &&
+         (of_switch ? header.tag == view_.result_key->fixed_tag()
+                    : view_.result_key->verify(wire, payload));
 }
 
 // Whether a result is the one that its slot waits for.

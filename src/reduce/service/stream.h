@@ -31,12 +31,13 @@ struct EpochView {
   std::span<const uint32_t> positions;  ///< where each slot begins; empty: at 0
   uint32_t threads = 1;                 ///< of the aggregator; slot s is with s * threads / slots
   uint64_t round_trip_ns = 0;           ///< of the path, as probes found; 0: unknown
+  bool by_switch = false;  ///< lanes travel in network byte order, under tags that do not change
 };
 
 /// What came back for a chunk.
 struct Arrival {
   uint64_t number;
-  std::span<const uint8_t> sums;
+  std::span<const uint8_t> sums;  ///< as they travel
   uint64_t contributors;
 };
 
