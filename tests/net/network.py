@@ -229,7 +229,7 @@ class NetworkTest(unittest.TestCase):
 class Service:
     """`addend serve` in the server's namespace, or another. `tenants`: what the configuration says
     of each but its name and key. Tenant `lab` is there in any case. `server`: what it says of the
-    server itself.
+    server itself. `options`: of the command line.
     """
 
     def __init__(
@@ -240,8 +240,10 @@ class Service:
         tenants: Mapping[str, str] = MappingProxyType({}),
         space: str | None = None,
         server: str = "",
+        options: str = "",
     ) -> None:
         self.network, self.addend, self.folder = network, addend, folder
+        self.options = shlex.split(options)
         self.space = space or network.server_space
         self.config = folder / "serve.toml"
         text = f'[server]\ndrain_s = 1\n{server}\n[http]\naddress = "0.0.0.0"\n'
@@ -285,7 +287,9 @@ class Service:
         return {row["codec"]: row["time_us"] / 1e6 for row in rows}
 
     def _start(self) -> subprocess.Popen[str]:
-        process = self.network.start(self.space, self.addend, "serve", "--config", self.config)
+        process = self.network.start(
+            self.space, self.addend, "serve", "--config", self.config, *self.options
+        )
         assert process.stdout is not None
         if not process.stdout.readline().startswith("control"):
             raise RuntimeError("the server did not start: " + process.communicate()[1])
