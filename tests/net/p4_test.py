@@ -397,6 +397,12 @@ class V1modelTest(Replay.Test):
         simulated = Simulated("v1model", cls.words)
         cls.plug(simulated, simulated)
 
+    def test_payloads_of_a_whole_packet(self) -> None:
+        simulated = Simulated("v1model", 352)
+        simulated.forward(self.hosts.values())
+        self.control = self.wires = simulated
+        self.replay("full_payload")
+
 
 class TnaTest(Replay.Test):
     """The program that nobody here can run otherwise."""
@@ -518,8 +524,13 @@ class Perf:
             options = f"-b {self.size} -e {self.size} -n {self.steps} --values integers -c {codec}"
             options += f" --slots {SLOTS}"
             workers = self.workers(options)
-            wait_until(lambda: self.folded() > 0, "contributions in the switch", 120)
-            self.assertTrue(all(worker.poll() is None for worker in workers))
+
+            def begun() -> bool:
+                for worker in workers:
+                    self.assertIsNone(worker.poll(), "a worker has ended too soon")
+                return self.folded() > 0
+
+            wait_until(begun, "contributions in the switch", 120)
             self.service.kill_and_restart()
             self.finish(workers)
 

@@ -16,6 +16,7 @@ import dataclasses
 import re
 import shlex
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -177,10 +178,13 @@ def main() -> None:
     )
     arguments.add_argument("--cli", default="simple_switch_CLI", help="command that speaks to bmv2")
     given = arguments.parse_args()
-    hosts = read_hosts(given.hosts.read_text())
-    switch = Bmv2(shlex.split(given.cli))
-    switch.forward(hosts.values())
-    follow(switch, given.jobs, hosts)
+    try:
+        hosts = read_hosts(given.hosts.read_text())
+        switch = Bmv2(shlex.split(given.cli))
+        switch.forward(hosts.values())
+        follow(switch, given.jobs, hosts)
+    except (OSError, RuntimeError, ValueError) as error:
+        sys.exit(f"control.py: {error}")
 
 
 if __name__ == "__main__":
