@@ -77,6 +77,15 @@ TEST(Gravac, OfTwoThatMakeEqualProgressTheLowerFactorIsKeptForGood) {
   EXPECT_EQ(factor(job, run.next), 10);
 }
 
+// The paper's listing would take the second best, which here is the higher one.
+TEST(Gravac, TheLowerOfTwoIsKeptEvenIfItIsTheBetter) {
+  SimulatedTraining job = job_of("policy=gravac,window=10,omega=0.05", {0.99, 0.97, 0.5, 0.5, 0.5});
+  job.backward_s = 10;
+  ControlledRun run(job);
+  run.go(200);
+  EXPECT_EQ(factor(job, run.next), 10);
+}
+
 TEST(Gravac, AFactorWithoutACandidateIsRefusedByName) {
   SimulatedTraining job = job_of("policy=gravac", {0.9, 0.9, 0.9, 0.9, 0.9});
   job.setup.candidates.pop_back();
