@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import torch
 
 import addend
+from addend.controller import Candidate, Controller
 from demo import hooks
 from demo.checks import check_runs
 from demo.collect import collect
@@ -26,9 +27,9 @@ from demo.models import MODELS
 from demo.models.words import TextMissing
 from demo.network import Network, open_network
 from demo.processes import ROOT, Message, WorkerFailed, Workers
-from demo.training import BASELINE, Run
+from demo.training import ADAPTIVE, BASELINE, Run, is_adaptive
 
-CODECS = ["exact", "quant:bits=4,feedback=float", "cast:bf16", "lowrank", *hooks.NAMES]
+CODECS = ["exact", "quant:bits=4,feedback=float", "cast:bf16", "lowrank", *hooks.NAMES, ADAPTIVE]
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -64,7 +65,11 @@ def _spec(text: str) -> str:
     """Refuses at once what would otherwise fail after minutes."""
     if text != BASELINE and text not in hooks.NAMES:
         try:
-            addend.Codec(text, dtype="float32", count=1, world=1, worker=0).close()
+            if is_adaptive(text):
+                options = text.partition(":")[2]
+                Controller(options, world=2, candidates=[Candidate("dense")], buckets=[])
+            else:
+                addend.Codec(text, dtype="float32", count=1, world=1, worker=0).close()
         except addend.Error as error:
             raise argparse.ArgumentTypeError(str(error)) from error
     return text

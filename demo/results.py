@@ -25,9 +25,11 @@ def combine(codec: str, messages: Sequence[Message]) -> dict[str, Any]:
         "step_s": step_s,
         "median_step_s": statistics.median(step_s[settled:]),
         "exposed_s": exposed_seconds(messages),
+        "alone_s": _typical([m["alone_s"] for m in messages]),
         "wire_bytes": _wire_bytes(codec, messages[0]),
         "link_bytes": None if links[0] is None else _mean([_mean(b[settled:]) for b in links]),
         "metrics": messages[0]["metrics"],
+        "decisions": messages[0].get("decisions"),
         "score": messages[0]["score"],
         "replicas_identical": len({m["digest"] for m in messages}) == 1,
     }

@@ -21,6 +21,8 @@ from demo import hooks
 from demo.models import MODELS, Batch
 
 BASELINE = "ddp"  # DistributedDataParallel as it comes, without addend
+# Runs are short, so the controller looks at shorter windows than it does by default.
+ADAPTIVE, ADAPTIVE_WINDOWS = "adaptive", "window=10,window_s=0"
 PROBES = 12  # batches of a run that are also computed without communication
 PROGRESS_SECONDS = 0.2
 
@@ -30,7 +32,7 @@ Emit = Callable[..., None]
 @dataclass(frozen=True)
 class Run:
     model: str
-    codec: str  # BASELINE, one of hooks.NAMES, or a codec spec
+    codec: str  # BASELINE, one of hooks.NAMES, ADAPTIVE with options or none, or a codec spec
     steps: int
     seed: int
 
@@ -55,29 +57,44 @@ def train(run: Run, group: Group, emit: Emit) -> None:
     ddp = DistributedDataParallel(module, **hooks.ddp_options(run.codec))
     optimizer = model.optimizer(module)
     batches = model.batches(group.folder, group.worker, group.world, run.seed)
-    with _compression(ddp, run) as metrics:
+    with _compression(ddp, run, optimizer) as said:
         trainer = Trainer(ddp, optimizer, group)
         trainer.go(run, batches, emit)
-        done = {**trainer.results(), "metrics": metrics(), "digest": digest(module)}
+        done = {**trainer.results(), **said(), "digest": digest(module)}
     if group.worker == 0:
         done["score"] = model.score(module, group.folder)
     done["parameters"] = sum(p.numel() for p in module.parameters())
     emit(event="done", **done)
 
 
+def is_adaptive(codec: str) -> bool:
+    return codec.partition(":")[0] == ADAPTIVE
+
+
 @contextlib.contextmanager
 def _compression(
-    ddp: DistributedDataParallel, run: Run
-) -> Iterator[Callable[[], dict[str, float]]]:
+    ddp: DistributedDataParallel, run: Run, optimizer: torch.optim.Optimizer
+) -> Iterator[Callable[[], dict[str, Any]]]:
+    """What a run's compression says of itself at its end."""
     if run.codec == BASELINE:
-        yield dict
+        yield lambda: {"metrics": {}}
         return
     if run.codec in hooks.NAMES:
-        yield hooks.register(ddp, run.codec)
+        metrics = hooks.register(ddp, run.codec)
+        yield lambda: {"metrics": metrics()}
         return
-    handle = addend.torch.attach(ddp, codec=run.codec, seed=run.seed)
+    if not is_adaptive(run.codec):
+        handle = addend.torch.attach(ddp, codec=run.codec, seed=run.seed)
+    else:
+        codec = f"{ADAPTIVE}:{ADAPTIVE_WINDOWS}" if run.codec == ADAPTIVE else run.codec
+        handle = addend.torch.attach(ddp, codec=codec, seed=run.seed, optimizer=optimizer)
+
+    def said() -> dict[str, Any]:
+        decided = {"decisions": handle.decisions()} if is_adaptive(run.codec) else {}
+        return {"metrics": handle.metrics(), **decided}
+
     try:
-        yield handle.metrics
+        yield said
     finally:
         handle.close()
 

@@ -80,6 +80,10 @@ def time_text(microseconds: float) -> str:
     return f"{number(microseconds)} us"
 
 
+def seconds_text(seconds: float) -> str:
+    return time_text(1e6 * max(0.0, seconds))
+
+
 class Palette:
     """One colour a codec, the same in every plot of the page."""
 

@@ -8,6 +8,7 @@ import math
 import statistics
 from typing import Any
 
+from report_decisions import decisions_panel
 from report_page import (
     SAME,
     Palette,
@@ -19,8 +20,8 @@ from report_page import (
     escape,
     legend,
     number,
+    seconds_text,
     table,
-    time_text,
     whole_page,
 )
 from report_plots import LinearPlot
@@ -46,6 +47,8 @@ HOW_TO_READ = {
     "time to loss": "Training time until the mean loss of a tenth of the steps is within 1 % of "
     "what ddp's was at its end.",
     "ddp": "DistributedDataParallel as it comes: a dense all-reduce, no hook.",
+    "adaptive": "Chooses for each bucket and window of ten steps among dense, exact, quant, cast, "
+    "lowrank and topk (docs/adaptive.md); its first steps are dense, and count.",
     "torch:": "DistributedDataParallel with a communication hook of torch's own; PowerSGD with one "
     "bucket, because with several it may hang on Gloo.",
 }
@@ -53,10 +56,6 @@ HOW_TO_READ = {
 
 def baseline(document: Document, model: Document) -> Run:
     return next(run for run in model["runs"] if run["codec"] == document["baseline"])
-
-
-def seconds_text(seconds: float) -> str:
-    return time_text(1e6 * max(0.0, seconds))
 
 
 def speedup(run: Run, ddp: Run) -> float:
@@ -293,7 +292,8 @@ def model_section(document: Document, model: Document, palette: Palette) -> str:
         f'{bars(runs, final_loss(ddp), palette)}<div class="grid halves">'
         f"{loss_plot('Loss over steps', runs, steps, palette)}"
         f"{loss_plot('Loss over training time in seconds', runs, times, palette)}"
-        f"{inside_table(compressed) if compressed else ''}</div>"
+        f"{inside_table(compressed) if compressed else ''}"
+        f"{''.join(decisions_panel(run) for run in runs if run.get('decisions') is not None)}</div>"
     )
 
 

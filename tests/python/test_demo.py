@@ -102,6 +102,28 @@ def test_torchs_own_hooks_run_beside_codecs(tmp_path: Path) -> None:
     assert all(name in page for name in codecs)
 
 
+def test_an_adaptive_run_shows_what_it_decided_when(tmp_path: Path) -> None:
+    out, codec = tmp_path / "report.html", "adaptive:window=4,window_s=0"
+    arguments = ("--gbit", "0", "--steps", "14")
+    (model,) = run_demo(out, *arguments, models=["digits"], codecs=[codec])["models"]
+    ddp, run = model["runs"]
+    assert run["codec"] == codec
+    assert run["replicas_identical"]
+    assert ddp["decisions"] is None
+    # A window ends after four steps, and DDP lays its buckets out anew in the first ones.
+    steps = [one["step"] for one in run["decisions"]]
+    assert len(steps) >= 2
+    assert steps == sorted(steps)
+    assert 4 <= steps[0] <= 8
+    for one in run["decisions"]:
+        assert len(one["codecs"]) == len(one["why"]) == len(one["elements"]) >= 1
+        assert sum(one["elements"]) == model["parameters"]
+        assert one["realised_s"] > 0
+    page = out.read_text(encoding="utf-8")
+    assert f"What {codec} decided" in page
+    assert page.count("<rect") >= len(steps)
+
+
 @needs_shaping
 def test_trains_every_model_on_shaped_links(tmp_path: Path) -> None:
     document = run_demo(tmp_path / "report.html", "--gbit", "2")

@@ -92,6 +92,12 @@ def test_combine_takes_means_over_workers_and_medians_over_settled_steps() -> No
     assert results.combine("ddp", [done(0)])["wire_bytes"] == 40
 
 
+def test_decisions_of_an_adaptive_run_are_worker_0s() -> None:
+    run = results.combine("adaptive", [done(0, decisions=[{"step": 3}]), done(0, decisions=[])])
+    assert run["decisions"] == [{"step": 3}]
+    assert results.combine("exact", [done(0)])["decisions"] is None
+
+
 def test_exposed_is_with_communication_minus_without() -> None:
     # The first two of the four steps are not counted.
     early = done(0, together_s=[9.0, 9.0, 0.14, 0.20], alone_s=[0.06])
@@ -144,6 +150,13 @@ def test_replicas_that_differ_and_losses_without_number_fail() -> None:
         "ncf, ddp: all workers end with the same bits",
         "ncf, quant: every loss is a number",
     ]
+
+
+def test_wrong_options_of_adaptive_are_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch.parse(["--codecs", "adaptive:floor=exact"]).codecs == ["adaptive:floor=exact"]
+    with pytest.raises(SystemExit):
+        launch.parse(["--codecs", "adaptive:window=x"])
+    assert "window" in capsys.readouterr().err
 
 
 def test_failed_checks_make_the_status(capsys: pytest.CaptureFixture[str]) -> None:

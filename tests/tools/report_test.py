@@ -399,6 +399,57 @@ class TrainingPageTest(unittest.TestCase):
         self.assertEqual(parse(training.render(trainings(DDP))).open, [])
 
 
+def decided(step: int, *codecs: str) -> dict[str, Any]:
+    return {
+        "step": step,
+        "codecs": list(codecs),
+        "elements": [1000] * len(codecs),
+        "why": ["best"] * len(codecs),
+        "realised_s": 0.2,
+        "predicted_s": 0.1,
+        "predicted_dense_s": 0.2,
+        "phi": 0.97,
+        "gbit_per_s": 1.0,
+        "steps": 10,
+        "reference_steps": 0,
+    }
+
+
+class DecisionsTest(unittest.TestCase):
+    def panel(self, *decisions: dict[str, Any]) -> str:
+        run = trained("adaptive", 0.05, 50_000, decisions=list(decisions))
+        text = training.render(trainings(DDP, run))
+        self.assertEqual(parse(text).open, [])
+        return text[text.index("What adaptive decided") :]
+
+    def test_each_bucket_has_a_bar_from_each_decision_to_the_next(self) -> None:
+        panel = self.panel(
+            decided(5, "dense", "exact"),
+            decided(9, "quant", "exact"),
+            decided(14, "quant", "quant"),
+        )
+        titles = re.findall(r"<title>(steps [^<]+)</title>", panel)
+        self.assertEqual(len(titles), 6)
+        self.assertIn("steps 5 to 8: dense, best", titles)
+        self.assertIn("steps 14 to 19: quant, best", titles)
+
+    def test_a_plan_that_is_kept_is_one_row(self) -> None:
+        panel = self.panel(
+            decided(5, "exact", "exact"),
+            decided(9, "exact", "exact"),
+            decided(14, "quant", "exact"),
+        )
+        self.assertEqual(panel.count("exact x2"), 1)
+        self.assertIn("quant, exact", panel)
+
+    def test_a_run_without_a_decision_says_so(self) -> None:
+        self.assertIn("no window ended", self.panel())
+
+    def test_runs_that_decide_nothing_have_no_panel(self) -> None:
+        text = training.render(trainings(DDP, trained("exact", 0.05, 50_000)))
+        self.assertNotIn("decided, bucket by bucket", text)
+
+
 class PlotTest(unittest.TestCase):
     def test_linear_ticks_are_round_and_inside(self) -> None:
         self.assertEqual(plots.LinearPlot.ticks((0.0, 120.0)), [0, 20, 40, 60, 80, 100, 120])

@@ -153,6 +153,7 @@ class Adaptive:
         self._shapes: tuple[Shape, ...] = ()
         self._alone = alone()
         self._latest: Decision | None = None
+        self._history: list[dict[str, Any]] = []
         self._switches = 0
         self._begin_window(0, self._controller.first_steps)
 
@@ -347,6 +348,7 @@ class Adaptive:
         self._fill_in(sums, all_ranks)
         decision = self._controller.decide(all_ranks)
         self._latest = decision
+        self._history.append(self._entry(step, decision))
         plan_before = before.plan if before is not None else (0,) * len(self._shapes)
         if decision.plan != plan_before:
             self._switches += 1
@@ -509,6 +511,25 @@ class Adaptive:
             spec = self.spec(shape.bucket)
             lines.append(f"bucket {shape.bucket}: {shape.elements} elements, {spec}: {why}")
         return "\n".join(lines)
+
+    def decisions(self) -> list[dict[str, Any]]:
+        return [dict(one) for one in self._history]
+
+    def _entry(self, step: int, decision: Decision) -> dict[str, Any]:
+        """A decision as users see it."""
+        return {
+            "step": step,
+            "codecs": [self._candidates[choice].spec for choice in decision.plan],
+            "elements": [shape.elements for shape in self._shapes],
+            "why": list(decision.why),
+            "realised_s": decision.realised_s,
+            "predicted_s": decision.predicted_s,
+            "predicted_dense_s": decision.predicted_dense_s,
+            "phi": decision.phi,
+            "gbit_per_s": decision.gbit_per_s,
+            "steps": decision.steps,
+            "reference_steps": decision.reference_steps,
+        }
 
     def trace(self) -> str:
         return self._controller.trace()

@@ -603,13 +603,22 @@ class Handle:
             lines.append(f"bucket {index}: {sum(known.sizes)} elements, {', '.join(specs)}")
         return "\n".join(lines)
 
+    def decisions(self) -> list[dict[str, Any]]:
+        """What an adaptive run decided so far: the step from which on it holds, the codec of each
+        bucket, why, and the step times that were seen and predicted. The same on all ranks."""
+        return self._deciding().decisions()
+
     def save_decisions(self, path: str) -> None:
         """Writes what an adaptive run saw and decided, for `addend replay`; the same on all ranks
         but for the file."""
+        trace = self._deciding().trace()
+        with open(path, "w") as file:
+            file.write(trace)
+
+    def _deciding(self) -> Adaptive:
         if self._adaptive is None:
             raise InvalidArgument(f"{self._specs} decides nothing: attach with codec='adaptive'")
-        with open(path, "w") as file:
-            file.write(self._adaptive.trace())
+        return self._adaptive
 
     def start_trace(self, path: str, steps: int = 10) -> None:
         """Records the next `steps` steps of this rank into a Chrome/Perfetto JSON file."""
