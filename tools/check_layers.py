@@ -31,6 +31,7 @@ PUBLIC = {
     "snapshot.h": "codec",
     "rows.h": "codec",
     "control.h": "control",
+    "plan.h": "control",
     "reduce.h": "reduce",
     "pipeline.h": "pipeline",
     "file.h": "file",

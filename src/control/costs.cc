@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "addend/plan.h"
+
 namespace addend::control {
 namespace {
 
@@ -26,14 +28,6 @@ void compare(double used, double& probed, double& excess) {
 
 double or_zero(double value) { return std::isnan(value) ? 0 : value; }
 
-// Of n ranks that each keep a share of their elements, what some rank keeps.
-double union_of(double share, uint32_t ranks) {
-  double none = 1;
-  for (uint32_t rank = 0; rank < ranks && none > 1e-9; ++rank)
-    none *= 1 - share;
-  return 1 - none;
-}
-
 }  // namespace
 
 Costs::Costs(const Setup& setup)
@@ -55,10 +49,11 @@ bool Costs::learn(const Observation& observation, std::span<const uint32_t> plan
   learn_costs(observation, plan);
   const bool moved = learn_link(observation, plan);
   learn_weights(observation, plan);
-  const double end = end_of_lanes([&](uint64_t b) {
+  const double end = end_of_lanes(seen_.size(), [&](uint64_t b) {
     const BucketSignals& seen = observation.buckets[b];
-    if (std::isnan(seen.network_s)) return lanes(b, plan[b]);
-    return Lanes{or_zero(seen.encode_s), seen.network_s, or_zero(seen.decode_s)};
+    if (std::isnan(seen.network_s)) return stages(b, plan[b]);
+    return Stages{seen_[b].ready_s, or_zero(seen.encode_s), seen.network_s, 0,
+                  or_zero(seen.decode_s)};
   });
   rest_s_ = std::max(0.0, or_zero(observation.step.step_s) - end);
   return moved;
@@ -154,29 +149,17 @@ double Costs::wire_bytes(uint64_t bucket, uint32_t candidate) const {
          (one.bits + one.union_bits * density);
 }
 
-Costs::Lanes Costs::lanes(uint64_t bucket, uint32_t candidate) const {
+Stages Costs::stages(uint64_t bucket, uint32_t candidate) const {
   const Cost& one = cost(bucket, candidate);
   const double weight = std::isnan(weights_[candidate]) ? 1 : weights_[candidate];
   const double network_s = latency_s_ * setup_->candidates[candidate].rounds +
                            wire_bytes(bucket, candidate) * weight / bytes_per_s_;
-  return {or_zero(one.encode_s * one.encode_excess), network_s,
+  return {seen_[bucket].ready_s, or_zero(one.encode_s * one.encode_excess), network_s, 0,
           or_zero(one.decode_s * one.decode_excess)};
 }
 
-template <typename LanesOf>
-double Costs::end_of_lanes(const LanesOf& lanes_of) const {
-  double encoder = 0, network = 0, decoder = 0;
-  for (uint64_t b = 0; b < seen_.size(); ++b) {
-    const Lanes one = lanes_of(b);
-    encoder = std::max(encoder, seen_[b].ready_s) + one.encode_s;
-    network = std::max(network, encoder) + one.network_s;
-    decoder = std::max(decoder, network) + one.decode_s;
-  }
-  return decoder;
-}
-
 double Costs::predict(std::span<const uint32_t> plan) const {
-  return end_of_lanes([&](uint64_t b) { return lanes(b, plan[b]); }) + rest_s_;
+  return end_of_lanes(seen_.size(), [&](uint64_t b) { return stages(b, plan[b]); }) + rest_s_;
 }
 
 bool Costs::knows(uint64_t bucket, uint32_t candidate) const {

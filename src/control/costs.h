@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "addend/control.h"
+#include "control/lanes.h"
 
 namespace addend::control {
 
@@ -39,9 +40,6 @@ class Costs {
     double bytes, error, kept;
     double encode_excess = 1, decode_excess = 1;  // of steps over probes
   };
-  struct Lanes {
-    double encode_s, network_s, decode_s;
-  };
 
   const Cost& cost(uint64_t bucket, uint32_t candidate) const {
     return costs_[bucket * setup_->candidates.size() + candidate];
@@ -50,10 +48,7 @@ class Costs {
     return costs_[bucket * setup_->candidates.size() + candidate];
   }
   double wire_bytes(uint64_t bucket, uint32_t candidate) const;
-  Lanes lanes(uint64_t bucket, uint32_t candidate) const;
-  /// When the last bucket is decoded.
-  template <typename LanesOf>
-  double end_of_lanes(const LanesOf& lanes_of) const;
+  Stages stages(uint64_t bucket, uint32_t candidate) const;
 
   void learn_costs(const Observation& observation, std::span<const uint32_t> plan);
   bool learn_link(const Observation& observation, std::span<const uint32_t> plan);
