@@ -28,6 +28,7 @@ void add_unpack_command(CLI::App& app, Exit& exit);
 void add_info_command(CLI::App& app, Exit& exit);
 void add_doctor_command(CLI::App& app, Exit& exit);
 void add_demo_command(CLI::App& app, Exit& exit);
+void add_plan_command(CLI::App& app, Exit& exit);
 void add_replay_command(CLI::App& app, Exit& exit);
 // Only in builds with the aggregation service.
 void add_serve_command(CLI::App& app, Exit& exit);

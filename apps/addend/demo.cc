@@ -2,7 +2,6 @@
 // addend demo: several workers all-reduce the gradients of three kinds of model through every
 // codec.
 #include <cstdio>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "apps/addend/demo_report.h"
 #include "apps/addend/demo_run.h"
 #include "apps/addend/machine.h"
+#include "apps/addend/output.h"
 #include "apps/addend/progress.h"
 #include "apps/workload/model.h"
 
@@ -64,14 +64,6 @@ nlohmann::json document(const DemoCommand& command, nlohmann::json models) {
   };
 }
 
-Status write_file(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file << text << '\n';
-  file.close();
-  if (!file) return make_error(Errc::kIo, "cannot write " + path);
-  return {};
-}
-
 /// Names are checked before any work is done.
 Result<std::vector<workload::Model>> make_models(const DemoCommand& command) {
   std::vector<workload::Model> models;
@@ -100,7 +92,7 @@ int finish(const DemoCommand& command, const nlohmann::json& models, uint64_t wr
   }
   std::fflush(stdout);
   if (!command.out.empty()) {
-    Status written = write_file(command.out, text);
+    Status written = write_text(command.out, text);
     if (!written) return fail(written.error());
     fmt::print(stderr, "wrote {}\n", command.out);
   }

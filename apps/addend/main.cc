@@ -48,6 +48,7 @@ int run(int argc, char** argv) {
   add_info_command(app, exit);
   add_doctor_command(app, exit);
   add_demo_command(app, exit);
+  add_plan_command(app, exit);
   add_replay_command(app, exit);
 #ifdef ADDEND_HAVE_SERVICE
   add_serve_command(app, exit);

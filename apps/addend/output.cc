@@ -3,6 +3,8 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <system_error>
 #include <utility>
 
@@ -17,6 +19,20 @@ Status check_output(const std::string& path, Overwrite overwrite) {
   if (overwrite == Overwrite::kRefuse && std::filesystem::exists(status)) {
     return make_error(Errc::kInvalidArgument, path + ": exists; --force replaces it");
   }
+  return {};
+}
+
+Result<std::string> read_text(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file.is_open()) return make_error(Errc::kIo, path + ": cannot be read");
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+Status write_text(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file << text << '\n';
+  file.close();
+  if (!file) return make_error(Errc::kIo, "cannot write " + path);
   return {};
 }
 

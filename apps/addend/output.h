@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What commands that write files share: they ask before they overwrite, and show where they are.
+// And files that are one text.
 #pragma once
 
 #include <chrono>
@@ -17,6 +18,11 @@ enum class Overwrite : uint8_t { kRefuse, kAllow };
 
 /// Refuses a path that exists, unless told otherwise.
 Status check_output(const std::string& path, Overwrite overwrite);
+
+/// kIo, with the path, where a file cannot be opened.
+Result<std::string> read_text(const std::string& path);
+/// Replaces a file by a text and a line end. kIo where that does not work.
+Status write_text(const std::string& path, const std::string& text);
 
 /// "(3, 5)", as Python writes it.
 std::string format_shape(const std::vector<uint64_t>& shape);

@@ -2,13 +2,13 @@
 #include "apps/addend/trace_file.h"
 
 #include <cmath>
-#include <fstream>
 #include <limits>
-#include <sstream>
 #include <stdexcept>
 #include <vector>
 
 #include <nlohmann/json.hpp>
+
+#include "apps/addend/output.h"
 
 namespace addend::cli {
 namespace {
@@ -112,12 +112,10 @@ control::Trace trace_of(const json& from) {
 }  // namespace
 
 Result<control::Trace> read_trace(const std::string& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file || text.fail()) return make_error(Errc::kIo, path + ": cannot be read");
+  const auto text = read_text(path);
+  ADDEND_TRY(text);
   try {
-    return trace_of(json::parse(text.str()));
+    return trace_of(json::parse(*text));
   } catch (const std::exception& error) {
     return make_error(Errc::kMalformed, path + ": not a trace of decisions: " + error.what());
   }
