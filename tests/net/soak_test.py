@@ -12,12 +12,14 @@ import contextlib
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import unittest
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 ADDEND = sys.argv.pop(1) if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else "addend"
@@ -32,6 +34,16 @@ SMALL, LARGE = (
 )  # bytes of a frame's lanes: most jobs have many small frames, some have large ones
 PROGRESS_S = 30
 FEW, MANY = 200, 1200  # steps
+
+
+def mesh() -> list[str]:
+    """Arguments of each worker of a mesh, on ports that nobody has now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(WORKERS)
+        ]
+        peers = ",".join(f"127.0.0.1:{one.getsockname()[1]}" for one in sockets)
+    return [f"--reducer mesh --peers {peers} --worker {worker}" for worker in range(WORKERS)]
 
 
 class SoakTest(unittest.TestCase):
@@ -118,35 +130,33 @@ class SoakTest(unittest.TestCase):
         self.assertLess(grown, 2 * MIB)
         self.assertEqual(self.metric("addend_jobs"), 0)
 
-    def steps(self, count: int, *arguments: object) -> tuple[int, list[tuple[int, int]]]:
-        """The most memory of workers in one process, and the threads and descriptors it had, in the
-        order of time.
+    def steps(self, count: int, programs: list[str]) -> tuple[int, list[tuple[int, int]]]:
+        """The most memory of the first of these programs, and the threads and descriptors it had,
+        in the order of time. Each is `addend perf` with arguments of its own.
         """
-        command = [
-            ADDEND,
-            *shlex.split(
-                f"perf --workers {WORKERS} -b 16K -e 16K -w 1 -n {count} -c exact:mode=packed -c "
-                "quant:bits=4,feedback=float"
-            ),
-            *arguments,
-        ]
-        process = subprocess.Popen([str(word) for word in command], stdout=subprocess.DEVNULL)
+        work = f"-b 16K -e 16K -w 1 -n {count} -c exact:mode=packed -c quant:bits=4,feedback=float"
+        first, *others = (
+            subprocess.Popen(
+                [ADDEND, *shlex.split(f"perf {work} {arguments}")], stdout=subprocess.DEVNULL
+            )
+            for arguments in programs
+        )
         held = []
         while True:
             with contextlib.suppress(OSError):  # it has ended
-                folder = Path(f"/proc/{process.pid}")
+                folder = Path(f"/proc/{first.pid}")
                 held.append((len(os.listdir(folder / "task")), len(os.listdir(folder / "fd"))))
-            ended, status, usage = os.wait4(process.pid, os.WNOHANG)
+            ended, status, usage = os.wait4(first.pid, os.WNOHANG)
             if ended:
                 break
             time.sleep(0.005)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        self.assertEqual(process.returncode, 0)
+        first.returncode = os.waitstatus_to_exitcode(status)
+        self.assertEqual([first.returncode, *(one.wait(60) for one in others)], [0] * len(programs))
         return usage.ru_maxrss * 1024, held
 
-    def check_steps(self, name: str, *arguments: object) -> None:
-        before, _ = self.steps(FEW, *arguments)
-        after, held = self.steps(MANY, *arguments)
+    def check_steps(self, name: str, programs: Callable[[], list[str]]) -> None:
+        before, _ = self.steps(FEW, programs())
+        after, held = self.steps(MANY, programs())
         print(
             f"{name}: {before / MIB:.2f} MiB after {FEW} steps, {after / MIB:.2f} after {MANY}; "
             f"at most {max(held)} threads and "
@@ -158,13 +168,11 @@ class SoakTest(unittest.TestCase):
             self.assertLessEqual(max(late), max(early))
 
     def test_memory_does_not_grow_with_steps(self) -> None:
-        self.check_steps("local workers")
+        self.check_steps("local workers", lambda: [f"--workers {WORKERS}"])
+        self.check_steps("a worker of a mesh", mesh)
+        access = f"--aggregator 127.0.0.1:{self.control} --key {self.key} --job steps"
         self.check_steps(
-            "workers of a server",
-            *shlex.split(
-                f"--reducer service --aggregator 127.0.0.1:{self.control} --key {self.key} --job "
-                "steps"
-            ),
+            "workers of a server", lambda: [f"--workers {WORKERS} --reducer service {access}"]
         )
 
     def test_eight_jobs_fit_in_64_mib(self) -> None:
