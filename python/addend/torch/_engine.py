@@ -113,6 +113,7 @@ class Engine:
         self._places: collections.deque[Place] = collections.deque()  # of the pipeline's jobs
         self._ended = 0  # of them
         self._left: dict[Place, _Sum] = {}  # left to the backend, in the order of calls
+        self._at_backend = 0  # of them, those that it has not ended, even if a failure has
         self._last = Place()
         self._issuer: threading.Thread | None = None  # of sums that are left to the backend
         self._unissued = 0  # of them, those that it has not begun
@@ -243,9 +244,10 @@ class Engine:
             def end(ended: torch.futures.Future[Any]) -> None:
                 try:
                     ended.value()
-                    if there is not tensor:
-                        tensor.copy_(there)
-                    done()
+                    if place in self._left:  # a failure may have ended it before
+                        if there is not tensor:
+                            tensor.copy_(there)
+                        done()
                 except Exception as error:
                     self._fail_left(error, place)
                 else:
@@ -256,6 +258,7 @@ class Engine:
         with self._idle:
             self.check_open()  # what ends them all comes after that is known
             self._left[place] = future
+            self._at_backend += 1
             apart = apart or self._unissued > 0  # sums are begun in the order of calls
             self._unissued += 1 if apart else 0
             if apart and self._issuer is None:
@@ -274,9 +277,12 @@ class Engine:
             with self._idle:
                 self._unissued -= 1
 
-    def _end_left(self, place: Place, ended: torch.Tensor | Error) -> None:
+    def _end_left(
+        self, place: Place, ended: torch.Tensor | Error, *, by_backend: bool = True
+    ) -> None:
         with self._idle:
-            future = self._left.pop(place, None)  # a failure may have ended it before
+            self._at_backend -= 1 if by_backend else 0
+            future = self._left.pop(place, None)
             self._last = max(self._last, place)  # a backend may end them in any order
             self._idle.notify_all()
         if future is None:
@@ -305,9 +311,10 @@ class Engine:
         self._wait_idle(None)
 
     def _wait_idle(self, timeout_s: float | None) -> bool:
+        """With a timeout also for what nobody waits for any more, but the backend still does."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         with self._idle:
-            while self._places or self._left:
+            while self._places or (self._at_backend if timeout_s is not None else self._left):
                 if until is None and self.failure is not None:
                     until = time.monotonic() + _CLOSE_S
                 if until is not None and time.monotonic() > until:
@@ -456,7 +463,7 @@ class Engine:
         with self._idle:
             left = list(self._left)
         for place in left:
-            self._end_left(place, failure)
+            self._end_left(place, failure, by_backend=False)
 
     def _explain(self, error: BaseException, place: Place) -> tuple[Error, list[int]]:
         """What to raise, and the ranks that do not know yet."""
