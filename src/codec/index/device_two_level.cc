@@ -75,6 +75,7 @@ Status DeviceTwoLevel::open_blocks(DType dtype, const void* gradient, uint64_t c
 }
 
 Status DeviceTwoLevel::reserve_elements(uint64_t bits) {
+  call_.element_room = 0;  // if one of these fails, what is there is gone
   for (cuda::DeviceBuffer* buffer : {&elements_, &local_elements_})
     ADDEND_TRY(buffer->reserve(words_for(bits) * 8 + kReadablePast));
   ADDEND_TRY(offsets_.reserve(tiles_for(kBitWidth, bits) * sizeof(uint32_t)));
