@@ -12,6 +12,7 @@ Weights and data are random; the models have the shapes of VGG19 and of BERT-bas
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -75,11 +76,11 @@ def inputs(name: str) -> torch.Tensor:
 def time_steps(name: str, make: Callable[[Any], Any], runs: int) -> float:
     """Median of a forward and backward pass, ms."""
     torch.manual_seed(1)
-    model = Bert() if name == "BERT-base" else Vgg()
-    model = DistributedDataParallel(model.cuda(), device_ids=[0], gradient_as_bucket_view=True)
+    bare: torch.nn.Module = Bert() if name == "BERT-base" else Vgg()
+    model = DistributedDataParallel(bare.cuda(), device_ids=[0], gradient_as_bucket_view=True)
     handle = make(model)
     given = inputs(name)
-    times = []
+    times: list[float] = []
     for run in range(10 + runs):
         model.zero_grad()
         torch.cuda.synchronize()
@@ -119,7 +120,7 @@ def main() -> None:
             "PowerSGD hook, rank 1": power_sgd,
         }
         for codec in CODECS:
-            ways[codec] = lambda model, codec=codec: addend.torch.attach(model, codec=codec)
+            ways[codec] = functools.partial(addend.torch.attach, codec=codec)
         result: dict[str, dict[str, float]] = {}
         for name in ("BERT-base", "VGG19"):
             result[name] = {}
