@@ -171,6 +171,7 @@ class ConfinedTest(unittest.TestCase):
         log = line = ""
         while "reload" not in line:
             line = server.stderr.readline()
+            self.assertTrue(line, f"the server ended: {log}")
             log += line
         self.assertIn("reloaded tenants=1", line)
         server.send_signal(signal.SIGTERM)
@@ -210,6 +211,7 @@ class ConfinedTest(unittest.TestCase):
         line = ""
         while "reload" not in line:
             line = server.stderr.readline()
+            self.assertTrue(line, "the server ended")
         self.assertIn("reloaded tenants=1", line)
         self.assertEqual(self.ask("job", "list", control=control, key=new).returncode, 0)
         self.assertNotEqual(self.ask("job", "list", control=control, key=old).returncode, 0)
