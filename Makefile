@@ -7,8 +7,9 @@ TSAN_TESTS = base_test reduce_test pipeline_test float_equality_test example_c s
 space := $(subst ,, )
 # RETRY=1, as CI has it on shared machines: a test that failed gets a second try, alone, and the log shows both. What a
 # sanitizer found gets none.
-run_tests = ctest --preset $(1) -j $(JOBS) $(2) $(if $(RETRY),|| { \
-  ! grep -E 'Sanitizer: |runtime error: ' build/$(1)/Testing/Temporary/LastTest.log && ctest --preset $(1) --rerun-failed; })
+run_tests = rm -rf build/$(1)/Testing/Temporary; ctest --preset $(1) -j $(JOBS) $(2) $(if $(RETRY),|| { \
+  ! grep -E 'Sanitizer: |runtime error: ' build/$(1)/Testing/Temporary/LastTest.log && \
+  ctest --preset $(1) --rerun-failed --no-tests=error; })
 PYTEST = ADDEND_LIBRARY=$(CURDIR)/build/dev/src/capi/libaddend.so \
          ADDEND_COMMAND=$(CURDIR)/build/dev/apps/addend/addend .venv/bin/pytest
 SOURCES = $(shell git ls-files '*.h' '*.cc' '*.c' '*.cu' '*.cuh')
