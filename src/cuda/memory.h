@@ -90,7 +90,7 @@ class PinnedBuffer {
 };
 
 /// A few numbers from a kernel to the host without a copy: the kernel writes them, and then, as
-/// `sequence`, the number it was given (cuda/mail.cuh). Nothing has to be reset between steps.
+/// `sequence`, the number it was given (cuda/launch.cuh). Nothing has to be reset between steps.
 struct Mail {
   static constexpr int kNumbers = 15;
   uint64_t numbers[kNumbers];
