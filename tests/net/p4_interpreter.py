@@ -337,13 +337,14 @@ class Interpreter:
 
     def __init__(self, text: str) -> None:
         self.program = Program(text)
-        self.is_tna = "Deparser" not in self.program.blocks
+        self.is_tna = "FrameDeparser" not in self.program.blocks
         self.registers: dict[str, dict[int, Any]] = {
             f"{name}.{register}": {}
             for name, block in self.program.blocks.items()
             for register in block.registers
         }
         self.entries: dict[str, dict[tuple[int, ...], tuple[str, list[int]]]] = {}
+        self.handles: dict[str, dict[int, tuple[int, ...]]] = {}
         self.groups: dict[int, list[int]] = {}
         self.nodes: dict[int, tuple[int, int]] = {}  # number of the copy, port
         self.counters: dict[int, int] = {}
@@ -370,8 +371,8 @@ class Interpreter:
         packet, hdr, meta = Packet(data), self.record("headers_t"), self.record("metadata_t")
         fields = {"ingress_port": port, "egress_spec": 0, "mcast_grp": 0, "egress_rid": 0}
         standard = Record(fields)
-        Run(self, "Parser", [packet, hdr, meta, standard]).parse()
-        Run(self, "Ingress", [hdr, meta, standard]).apply()
+        Run(self, "FrameParser", [packet, hdr, meta, standard]).parse()
+        Run(self, "Folding", [hdr, meta, standard]).apply()
         rest = data[packet.at :]
         kept = pack_all(hdr)
         if standard.fields["mcast_grp"]:
@@ -383,10 +384,10 @@ class Interpreter:
                 continue
             unpack_all(hdr, kept)
             standard.fields.update(egress_rid=number, egress_port=to, egress_spec=to)
-            Run(self, "Egress", [hdr, meta, standard]).apply()
+            Run(self, "Addressing", [hdr, meta, standard]).apply()
             Run(self, "Checksums", [hdr, meta]).apply()
             if standard.fields["egress_spec"] != DROP_PORT:
-                out.append((to, self._deparse("Deparser", [hdr]) + rest))
+                out.append((to, self._deparse("FrameDeparser", [hdr]) + rest))
         return out
 
     def _tna(self, port: int, data: bytes) -> list[tuple[int, bytes]]:
@@ -395,7 +396,7 @@ class Interpreter:
         intrinsic, none = Record({"ingress_port": port}), Record()
         deparsed, manager = Record({"drop_ctl": 0}), Record()
         Run(self, "IngressParser", [packet, hdr, meta, intrinsic]).parse()
-        Run(self, "Ingress", [hdr, meta, intrinsic, none, deparsed, manager]).apply()
+        Run(self, "Folding", [hdr, meta, intrinsic, none, deparsed, manager]).apply()
         if deparsed.fields["drop_ctl"]:
             return []
         between = self._deparse("IngressDeparser", [hdr, meta, deparsed]) + data[packet.at :]
@@ -407,7 +408,7 @@ class Interpreter:
             packet, hdr, meta = Packet(between), self.record("headers_t"), self.record("metadata_t")
             intrinsic = Record({"egress_port": to, "egress_rid": number})
             Run(self, "EgressParser", [packet, hdr, meta, intrinsic]).parse()
-            Run(self, "Egress", [hdr, meta, intrinsic, none, deparsed, none]).apply()
+            Run(self, "Addressing", [hdr, meta, intrinsic, none, deparsed, none]).apply()
             after = self._deparse("EgressDeparser", [hdr, meta, deparsed]) + between[packet.at :]
             out += self._tna(to, after) if to == RECIRCULATION else [(to, after)]
         return out
@@ -423,15 +424,18 @@ class Interpreter:
         return "".join(self._do(*command.split()) for command in commands)
 
     def _do(self, command: str, *words: str) -> str:
-        if command in ("table_add", "table_delete_match"):
-            return self._change(command, words[0], list(words[1:]))
+        if command == "table_add":
+            return self._add(words[0], list(words[1:]))
         numbers = [int(word) for word in words if word.isdigit()]
         if command == "register_write":
             self.registers[words[0]][numbers[0]] = numbers[1] or None
             if not numbers[1]:
                 del self.registers[words[0]][numbers[0]]
         elif command == "counter_read":
-            return f"{words[0]}[{words[1]}]=  packets={self.counters.get(numbers[0], 0)}\n"
+            count = self.counters.get(numbers[0], 0)
+            return f"{words[0]}[{words[1]}]= (0 bytes, {count} packets)\n"
+        elif command == "table_delete":
+            del self.entries[words[0]][self.handles[words[0]].pop(numbers[0])]
         elif command == "mc_mgrp_create":
             self.groups[numbers[0]] = []
         elif command == "mc_mgrp_destroy":
@@ -447,19 +451,21 @@ class Interpreter:
             self.groups[numbers[0]].append(numbers[1])
         return ""
 
-    def _change(self, command: str, table: str, words: list[str]) -> str:
+    def _add(self, table: str, words: list[str]) -> str:
         control, name = table.split(".")
         entries = self.entries.setdefault(table, {})
         keys = len(self.program.blocks[control].tables[name].keys)
-        if command == "table_delete_match":
-            del entries[tuple(map(number_of, words[:keys]))]
-            return ""
-        action, match, values = words[0], words[1 : keys + 1], words[keys + 2 :]
+        action, match, values = words[0].split(".")[1], words[1 : keys + 1], words[keys + 2 :]
         assert words[keys + 1] == "=>", words
-        parameters = self.program.blocks[control].actions[action.split(".")[1]][0]
+        parameters = self.program.blocks[control].actions[action][0]
         assert len(values) == len(parameters), f"{action} wants {len(parameters)}"
-        entries[tuple(map(number_of, match))] = (action.split(".")[1], list(map(number_of, values)))
-        return ""
+        key = tuple(map(number_of, match))
+        assert key not in entries, "DUPLICATE_ENTRY"
+        entries[key] = (action, list(map(number_of, values)))
+        handles = self.handles.setdefault(table, {})
+        handle = max(handles, default=-1) + 1
+        handles[handle] = key
+        return f"Entry has been added with handle {handle}\n"
 
 
 def number_of(word: str) -> int:

@@ -71,6 +71,7 @@ class SwitchNetwork(Network):
         self.switch_space = self.name + "x"
         run("ip", "netns", "add", self.switch_space)
         self.hosts.append(self.switch_space)
+        self.inside(self.switch_space, "ip", "link", "set", "lo", "up")
         spaces = [self.server_space, *(self.space(w) for w in range(workers))]
         for port, space in enumerate(spaces):
             if port > 0:
@@ -150,8 +151,8 @@ def counted(control: Bmv2) -> dict[int, int]:
     """What the switch did with contributions: 1 folded, 2 completed a turn, 3 answered again, and
     refused by the numbers of docs/formats/protocol.md.
     """
-    said = control.tell(f"counter_read Ingress.counted {i}" for i in range(18))
-    return {int(i): int(n) for i, n in re.findall(r"counted\[(\d+)\]=.*?packets=(\d+)", said)}
+    said = control.tell(f"counter_read Folding.counted {i}" for i in range(18))
+    return {int(i): int(n) for i, n in re.findall(r"counted\[(\d+)\]= .*?(\d+) packets", said)}
 
 
 def mac_bytes(mac: str) -> bytes:

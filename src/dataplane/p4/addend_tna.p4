@@ -197,7 +197,7 @@ parser IngressParser(packet_in packet, out headers_t hdr, out metadata_t meta,
     state word0 { packet.extract(hdr.w0); transition accept; }
 }
 
-control Ingress(inout headers_t hdr, inout metadata_t meta,
+control Folding(inout headers_t hdr, inout metadata_t meta,
                 in ingress_intrinsic_metadata_t intrinsic,
                 in ingress_intrinsic_metadata_from_parser_t parsed,
                 inout ingress_intrinsic_metadata_for_deparser_t deparsed,
@@ -974,7 +974,7 @@ control Ingress(inout headers_t hdr, inout metadata_t meta,
         if (hdr.again.isValid()) {
             // The second time: from now on the next turn may open, and everybody may know.
             go_on.execute(hdr.again.cell);
-            flood(hdr.again.group);
+            manager.mcast_grp_a = hdr.again.group;
             hdr.again.setInvalid();
         } else {
             bool own = false;
@@ -1018,16 +1018,16 @@ control Ingress(inout headers_t hdr, inout metadata_t meta,
                 word_22.apply();
                 word_23.apply();
                 if (meta.audience == NOBODY) {
-                    drop();
+                    deparsed.drop_ctl = 1;
                 } else {
                     reply();
                     if (meta.audience == SENDER) {
-                        send(intrinsic.ingress_port);
+                        manager.ucast_egress_port = intrinsic.ingress_port;
                     } else {
                         hdr.again.setValid();
                         hdr.again.cell = meta.cell;
                         hdr.again.group = meta.group;
-                        send(RECIRCULATION);
+                        manager.ucast_egress_port = RECIRCULATION;
                     }
                 }
             } else {
@@ -1186,7 +1186,7 @@ parser EgressParser(packet_in packet, out headers_t hdr, out metadata_t meta,
     state word0 { packet.extract(hdr.w0); transition accept; }
 }
 
-control Egress(inout headers_t hdr, inout metadata_t meta, in egress_intrinsic_metadata_t intrinsic,
+control Addressing(inout headers_t hdr, inout metadata_t meta, in egress_intrinsic_metadata_t intrinsic,
                in egress_intrinsic_metadata_from_parser_t parsed,
                inout egress_intrinsic_metadata_for_deparser_t deparsed,
                inout egress_intrinsic_metadata_for_output_port_t output) {
@@ -1243,6 +1243,6 @@ control EgressDeparser(packet_out packet, inout headers_t hdr, in metadata_t met
     }
 }
 
-Pipeline(IngressParser(), Ingress(), IngressDeparser(), EgressParser(), Egress(), EgressDeparser())
+Pipeline(IngressParser(), Folding(), IngressDeparser(), EgressParser(), Addressing(), EgressDeparser())
     pipe;
 Switch(pipe) main;

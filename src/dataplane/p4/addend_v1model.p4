@@ -78,7 +78,7 @@ const bit<2> NOBODY = 0;
 const bit<2> SENDER = 1;
 const bit<2> EVERYONE = 2;
 
-parser Parser(packet_in packet, out headers_t hdr, inout metadata_t meta,
+parser FrameParser(packet_in packet, out headers_t hdr, inout metadata_t meta,
               inout standard_metadata_t standard) {
     state start { transition ethernet; }
     // Lengths are compared before anything is taken for a frame, so nothing short is read beyond its
@@ -191,7 +191,7 @@ parser Parser(packet_in packet, out headers_t hdr, inout metadata_t meta,
 
 control Verify(inout headers_t hdr, inout metadata_t meta) { apply { } }
 
-control Ingress(inout headers_t hdr, inout metadata_t meta, inout standard_metadata_t standard) {
+control Folding(inout headers_t hdr, inout metadata_t meta, inout standard_metadata_t standard) {
     register<bit<32>>(4096) nexts;   // turn of a cell that may open, or is open
     register<bit<32>>(8192) turns;
     register<bit<32>>(8192) shapes;
@@ -603,10 +603,10 @@ control Ingress(inout headers_t hdr, inout metadata_t meta, inout standard_metad
                 }
             }
             if (meta.audience == NOBODY) {
-                drop();
+                mark_to_drop(standard);
             } else {
                 reply();
-                if (meta.audience == SENDER) { send(standard.ingress_port); }
+                if (meta.audience == SENDER) { standard.egress_spec = standard.ingress_port; }
                 else { standard.mcast_grp = meta.group; }
             }
         } else {
@@ -615,7 +615,7 @@ control Ingress(inout headers_t hdr, inout metadata_t meta, inout standard_metad
     }
 }
 
-control Egress(inout headers_t hdr, inout metadata_t meta, inout standard_metadata_t standard) {
+control Addressing(inout headers_t hdr, inout metadata_t meta, inout standard_metadata_t standard) {
     action receiver(bit<48> mac, bit<32> address, bit<16> port) {
         hdr.ethernet.to = mac;
         hdr.ipv4.to = address;
@@ -644,7 +644,7 @@ control Checksums(inout headers_t hdr, inout metadata_t meta) {
     }
 }
 
-control Deparser(packet_out packet, in headers_t hdr) {
+control FrameDeparser(packet_out packet, in headers_t hdr) {
     apply {
         packet.emit(hdr.ethernet);
         packet.emit(hdr.ipv4);
@@ -677,4 +677,4 @@ control Deparser(packet_out packet, in headers_t hdr) {
     }
 }
 
-V1Switch(Parser(), Verify(), Ingress(), Egress(), Checksums(), Deparser()) main;
+V1Switch(FrameParser(), Verify(), Folding(), Addressing(), Checksums(), FrameDeparser()) main;

@@ -92,7 +92,7 @@ class Bmv2:
 
     def __init__(self, cli: Sequence[str]) -> None:
         self.cli = cli
-        self.nodes: dict[int, list[int]] = {}  # multicast nodes by epoch
+        self.undo: dict[int, list[str]] = {}  # by epoch, commands that remove its job
 
     def tell(self, commands: Iterable[str]) -> str:
         text = "\n".join(commands) + "\n"
@@ -103,43 +103,47 @@ class Bmv2:
         return done.stdout
 
     def forward(self, hosts: Iterable[Host]) -> None:
-        self.tell(f"table_add Ingress.forward Ingress.send {h.mac} => {h.port}" for h in hosts)
+        self.tell(f"table_add Folding.forward Folding.send {h.mac} => {h.port}" for h in hosts)
 
     def install(self, job: Job, hosts: dict[str, Host]) -> None:
         """The entries that let frames in come last, when everything is ready for them."""
         cells = range(job.first_cell, job.first_cell + job.slots)
         # Banks without a turn, and turn 0 next: nothing else of an earlier job is looked at.
-        fresh = [f"register_write Ingress.nexts {cell} 0" for cell in cells]
+        fresh = [f"register_write Folding.nexts {cell} 0" for cell in cells]
         banks = range(2 * cells.start, 2 * cells.stop)
-        fresh += [f"register_write Ingress.turns {bank} 0" for bank in banks]
-        nodes = []
+        fresh += [f"register_write Folding.turns {bank} 0" for bank in banks]
+        nodes, receivers = [], []
         for worker in job.workers:
-            host = hosts[worker.address]
-            nodes.append(f"mc_node_create {worker.number + 1} {host.port}")
-            fresh.append(
-                f"table_add Egress.receivers Egress.receiver {job.epoch} {worker.number + 1} => "
+            host, copy = hosts[worker.address], worker.number + 1
+            nodes.append(f"mc_node_create {copy} {host.port}")
+            receivers.append(
+                f"table_add Addressing.receivers Addressing.receiver {job.epoch} {copy} => "
                 f"{host.mac} {worker.address} {worker.port}"
             )
-        made = self.tell([*fresh, f"mc_mgrp_create {job.group}", *nodes])
-        handles = [int(handle) for handle in re.findall(r"created with handle (\d+)", made)]
-        self.nodes[job.epoch] = handles[-len(nodes) :]
-        associate = [f"mc_node_associate {job.group} {node}" for node in self.nodes[job.epoch]]
+        ready = self.tell([*fresh, f"mc_mgrp_create {job.group}", *nodes, *receivers])
+        handles = re.findall(r"created with handle (\d+)", ready)
         everybody = (1 << job.world) - 1
         members = [
-            f"table_add Ingress.members Ingress.member {job.key(worker)} => {job.first_cell} "
+            f"table_add Folding.members Folding.member {job.key(worker)} => {job.first_cell} "
             f"{0xFFFF & ~(job.slots - 1)} {job.payload} {1 << worker.number} "
             f"{everybody ^ 1 << worker.number} {everybody} 0x{job.tag} {job.group}"
             for worker in job.workers
         ]
-        self.tell([*associate, *members])
+        let_in = self.tell([*(f"mc_node_associate {job.group} {h}" for h in handles), *members])
+        self.undo[job.epoch] = [
+            *(f"table_delete Folding.members {handle}" for handle in added(let_in)),
+            *(f"table_delete Addressing.receivers {handle}" for handle in added(ready)),
+            *(f"mc_node_destroy {handle}" for handle in handles),  # which leave their group
+            f"mc_mgrp_destroy {job.group}",
+        ]
 
     def remove(self, job: Job) -> None:
-        members = [f"table_delete_match Ingress.members {job.key(w)}" for w in job.workers]
-        receivers = [
-            f"table_delete_match Egress.receivers {job.epoch} {w.number + 1}" for w in job.workers
-        ]
-        nodes = [f"mc_node_destroy {node}" for node in self.nodes.pop(job.epoch)]
-        self.tell([*members, *receivers, f"mc_mgrp_destroy {job.group}", *nodes])
+        self.tell(self.undo.pop(job.epoch))
+
+
+def added(said: str) -> list[str]:
+    """Handles of entries, as the switch tells them."""
+    return re.findall(r"added with handle (\d+)", said)
 
 
 def follow(switch: Bmv2, jobs_file: Path, hosts: dict[str, Host]) -> None:
