@@ -27,6 +27,16 @@ inline int fill_device(Kernel kernel, int threads, uint64_t most, uint32_t* ctas
   return 0;
 }
 
+/// Runs a kernel whose CTAs of `threads` stride over `work`, so much as one CTA does at a time.
+template <typename Kernel, typename... Arguments>
+inline int launch(Kernel kernel, int threads, uint64_t work, void* stream, Arguments... arguments) {
+  if (work == 0) return 0;
+  uint32_t ctas = 0;
+  if (const int code = fill_device(kernel, threads, work, &ctas)) return code;
+  kernel<<<ctas, threads, 0, static_cast<cudaStream_t>(stream)>>>(arguments...);
+  return launched();
+}
+
 /// Ends a letter whose numbers are written. By one thread.
 __device__ inline void send(Mail* mail, uint64_t sequence) {
   __threadfence_system();

@@ -97,12 +97,7 @@ bool aligned(const void* memory) { return reinterpret_cast<uintptr_t>(memory) % 
 
 template <typename Kernel, typename... Arguments>
 int launch(Kernel kernel, uint64_t threads, void* stream, Arguments... arguments) {
-  if (threads == 0) return 0;
-  uint32_t ctas = 0;
-  if (const int code = cuda::fill_device(kernel, kThreads, ceil_div(threads, kThreads), &ctas))
-    return code;
-  kernel<<<ctas, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(arguments...);
-  return cuda::launched();
+  return cuda::launch(kernel, kThreads, ceil_div(threads, kThreads), stream, arguments...);
 }
 
 template <typename Fold>

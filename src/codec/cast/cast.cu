@@ -153,15 +153,6 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- launches
 
-template <typename Kernel, typename... Arguments>
-int launch(Kernel kernel, uint64_t work, void* stream, Arguments... arguments) {
-  if (work == 0) return 0;
-  uint32_t ctas = 0;
-  if (const int code = cuda::fill_device(kernel, kThreads, work, &ctas)) return code;
-  kernel<<<ctas, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(arguments...);
-  return cuda::launched();
-}
-
 template <typename Visit>
 int with_from(DType from, const Visit& visit) {
   if (from == DType::kF32) return visit.template operator()<DType::kF32>();
@@ -180,15 +171,16 @@ int with_types(DType any, DType half, const Visit& visit) {
 
 int send(const SendCall& c, void* stream) {
   return with_types(c.from, c.to, [&]<DType kFrom, DType kTo>() {
-    return launch(send_kernel<kFrom, kTo>, ceil_div(c.count, uint64_t{kThreads} * kWide<kTo>),
-                  stream, c);
+    return cuda::launch(send_kernel<kFrom, kTo>, kThreads,
+                        ceil_div(c.count, uint64_t{kThreads} * kWide<kTo>), stream, c);
   });
 }
 
 int take(DType from, const void* sums, uint64_t count, DType to, void* gradient, void* stream) {
   return with_types(to, from, [&]<DType kTo, DType kFrom>() {
-    return launch(take_kernel<kFrom, kTo>, ceil_div(count, uint64_t{kThreads} * kWide<kTo>), stream,
-                  sums, count, gradient);
+    return cuda::launch(take_kernel<kFrom, kTo>, kThreads,
+                        ceil_div(count, uint64_t{kThreads} * kWide<kTo>), stream, sums, count,
+                        gradient);
   });
 }
 
@@ -207,8 +199,8 @@ int sample(const SendCall& c, const SampleCall& which, cuda::Mail* mail, uint64_
 }
 
 int multiply(float* values, uint64_t count, double factor, void* stream) {
-  return launch(multiply_kernel, ceil_div(count, uint64_t{kThreads}), stream, values, count,
-                factor);
+  return cuda::launch(multiply_kernel, kThreads, ceil_div(count, uint64_t{kThreads}), stream,
+                      values, count, factor);
 }
 
 constexpr CastKernels kKernels{send, sample, take, multiply};

@@ -32,19 +32,10 @@ __global__ void post_kernel(const uint64_t* number, cuda::Mail* mail, uint64_t s
 
 // ---- launches
 
-template <typename Kernel, typename... Arguments>
-int launch(Kernel kernel, int threads, uint64_t work, void* stream, Arguments... arguments) {
-  if (work == 0) return 0;
-  uint32_t ctas = 0;
-  if (const int code = cuda::fill_device(kernel, threads, work, &ctas)) return code;
-  kernel<<<ctas, threads, 0, static_cast<cudaStream_t>(stream)>>>(arguments...);
-  return cuda::launched();
-}
-
 int scan(const ScanCall& c, void* stream) {
   const uint64_t work = ceil_div(tiles_for(c.width, c.count), kScanWarps);
-  return c.width == 4 ? launch(scan_kernel<uint32_t>, kScanWarps * 32, work, stream, c)
-                      : launch(scan_kernel<uint16_t>, kScanWarps * 32, work, stream, c);
+  return c.width == 4 ? cuda::launch(scan_kernel<uint32_t>, kScanWarps * 32, work, stream, c)
+                      : cuda::launch(scan_kernel<uint16_t>, kScanWarps * 32, work, stream, c);
 }
 
 int count(const CountCall& c, void* stream) {
@@ -57,23 +48,23 @@ int expand(const ExpandCall& c, void* stream) {
   const uint64_t work =
       ceil_div(tiles_for(dtype_bytes(c.dtype), c.count), kExpandWarps * kExpandBatch);
   if (c.dtype == DType::kF32)
-    return launch(expand_kernel<DType::kF32>, kExpandWarps * 32, work, stream, c);
+    return cuda::launch(expand_kernel<DType::kF32>, kExpandWarps * 32, work, stream, c);
   if (c.dtype == DType::kBf16)
-    return launch(expand_kernel<DType::kBf16>, kExpandWarps * 32, work, stream, c);
-  return launch(expand_kernel<DType::kF16>, kExpandWarps * 32, work, stream, c);
+    return cuda::launch(expand_kernel<DType::kBf16>, kExpandWarps * 32, work, stream, c);
+  return cuda::launch(expand_kernel<DType::kF16>, kExpandWarps * 32, work, stream, c);
 }
 
 int unpack(const UnpackCall& c, void* stream) {
   const uint64_t work = ceil_div(tiles_for(c.width, c.count), kUnpackWarps);
-  return c.width == 4 ? launch(unpack_kernel<uint32_t>, kUnpackWarps * 32, work, stream, c)
-                      : launch(unpack_kernel<uint16_t>, kUnpackWarps * 32, work, stream, c);
+  return c.width == 4 ? cuda::launch(unpack_kernel<uint32_t>, kUnpackWarps * 32, work, stream, c)
+                      : cuda::launch(unpack_kernel<uint16_t>, kUnpackWarps * 32, work, stream, c);
 }
 
 template <DType kType>
 int multiply_as(const void* from, uint64_t count, float factor, void* to, void* stream) {
   using T = Element<kType>;
-  return launch(multiply_kernel<kType>, kPlainThreads, ceil_div(count, kPlainThreads), stream,
-                static_cast<const T*>(from), count, factor, static_cast<T*>(to));
+  return cuda::launch(multiply_kernel<kType>, kPlainThreads, ceil_div(count, kPlainThreads), stream,
+                      static_cast<const T*>(from), count, factor, static_cast<T*>(to));
 }
 
 int multiply(DType dtype, const void* from, uint64_t count, float factor, void* to, void* stream) {
@@ -95,11 +86,12 @@ int look_for_nonfinite(DType dtype, const void* values, uint64_t count, uint64_t
   const uint32_t infinity = dtype == DType::kF32    ? 0x7F800000u
                             : dtype == DType::kBf16 ? 0x7F80u
                                                     : 0x7C00u;
-  const int code = dtype == DType::kF32
-                       ? launch(nonfinite_kernel<uint32_t>, kPlainThreads, work, stream,
-                                static_cast<const uint32_t*>(values), count, infinity, scratch)
-                       : launch(nonfinite_kernel<uint16_t>, kPlainThreads, work, stream,
-                                static_cast<const uint16_t*>(values), count, infinity, scratch);
+  const int code =
+      dtype == DType::kF32
+          ? cuda::launch(nonfinite_kernel<uint32_t>, kPlainThreads, work, stream,
+                         static_cast<const uint32_t*>(values), count, infinity, scratch)
+          : cuda::launch(nonfinite_kernel<uint16_t>, kPlainThreads, work, stream,
+                         static_cast<const uint16_t*>(values), count, infinity, scratch);
   if (code != 0) return code;
   post_kernel<<<1, 1, 0, queue>>>(scratch, mail, sequence);
   return cuda::launched();

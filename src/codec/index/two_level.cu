@@ -58,19 +58,10 @@ __global__ void tell_kernel(SurveyCall c) {
 
 // ---- launches
 
-template <typename Kernel, typename... Arguments>
-int launch(Kernel kernel, uint64_t work, void* stream, Arguments... arguments) {
-  if (work == 0) return 0;
-  uint32_t ctas = 0;
-  if (const int code = cuda::fill_device(kernel, kThreads, work, &ctas)) return code;
-  kernel<<<ctas, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(arguments...);
-  return cuda::launched();
-}
-
 int scan(const TwoLevelCall& c, void* stream) {
   const uint64_t work = ceil_div(words_of(c), uint64_t{kWarps});
-  return c.dtype == DType::kF32 ? launch(scan_kernel<uint32_t>, work, stream, c)
-                                : launch(scan_kernel<uint16_t>, work, stream, c);
+  return c.dtype == DType::kF32 ? cuda::launch(scan_kernel<uint32_t>, kThreads, work, stream, c)
+                                : cuda::launch(scan_kernel<uint16_t>, kThreads, work, stream, c);
 }
 
 int count(const TwoLevelCall& c, cuda::Mail* mail, uint64_t sequence, void* stream) {
@@ -81,37 +72,40 @@ int count(const TwoLevelCall& c, cuda::Mail* mail, uint64_t sequence, void* stre
 
 int mark(const TwoLevelCall& c, void* stream) {
   const uint64_t clears = ceil_div(words_for(c.element_room), uint64_t{kThreads});
-  if (const int code = launch(clear_kernel, clears, stream, c)) return code;
+  if (const int code = cuda::launch(clear_kernel, kThreads, clears, stream, c)) return code;
   const uint64_t work = ceil_div(words_of(c), uint64_t{kWarps});
-  return c.dtype == DType::kF32 ? launch(mark_kernel<uint32_t>, work, stream, c)
-                                : launch(mark_kernel<uint16_t>, work, stream, c);
+  return c.dtype == DType::kF32 ? cuda::launch(mark_kernel<uint32_t>, kThreads, work, stream, c)
+                                : cuda::launch(mark_kernel<uint16_t>, kThreads, work, stream, c);
 }
 
 int pack(const TwoLevelCall& c, void* stream) {
   const uint64_t work = ceil_div(words_of(c), uint64_t{kWarps});
-  if (c.dtype == DType::kF32) return launch(pack_kernel<DType::kF32>, work, stream, c);
-  if (c.dtype == DType::kBf16) return launch(pack_kernel<DType::kBf16>, work, stream, c);
-  return launch(pack_kernel<DType::kF16>, work, stream, c);
+  if (c.dtype == DType::kF32)
+    return cuda::launch(pack_kernel<DType::kF32>, kThreads, work, stream, c);
+  if (c.dtype == DType::kBf16)
+    return cuda::launch(pack_kernel<DType::kBf16>, kThreads, work, stream, c);
+  return cuda::launch(pack_kernel<DType::kF16>, kThreads, work, stream, c);
 }
 
 int unpack(const TwoLevelCall& c, bool everywhere, void* gradient, void* stream) {
   const uint64_t work = ceil_div(words_of(c), uint64_t{kWarps});
   if (dtype_bytes(c.dtype) == 4)
-    return launch(unpack_kernel<uint32_t>, work, stream, c, everywhere,
-                  static_cast<uint32_t*>(gradient));
-  return launch(unpack_kernel<uint16_t>, work, stream, c, everywhere,
-                static_cast<uint16_t*>(gradient));
+    return cuda::launch(unpack_kernel<uint32_t>, kThreads, work, stream, c, everywhere,
+                        static_cast<uint32_t*>(gradient));
+  return cuda::launch(unpack_kernel<uint16_t>, kThreads, work, stream, c, everywhere,
+                      static_cast<uint16_t*>(gradient));
 }
 
 int write_union(const TwoLevelCall& c, uint64_t* bitmap, void* stream) {
-  return launch(union_kernel, ceil_div(words_of(c), uint64_t{kWarps}), stream, c, bitmap);
+  return cuda::launch(union_kernel, kThreads, ceil_div(words_of(c), uint64_t{kWarps}), stream, c,
+                      bitmap);
 }
 
 int survey(const SurveyCall& c, void* stream) {
   const auto queue = static_cast<cudaStream_t>(stream);
   if (const auto code = cudaMemsetAsync(c.scratch, 0, 2 * c.size_count * 8, queue)) return code;
   const uint64_t work = ceil_div(ceil_div(c.count, c.sizes[0]), uint64_t{kThreads});
-  if (const int code = launch(survey_kernel, work, stream, c)) return code;
+  if (const int code = cuda::launch(survey_kernel, kThreads, work, stream, c)) return code;
   tell_kernel<<<1, 1, 0, queue>>>(c);
   return cuda::launched();
 }
