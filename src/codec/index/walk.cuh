@@ -97,40 +97,50 @@ __device__ inline Places places_of(const Piece& piece, uint32_t lane) {
           {piece.rank + ones(low & below), piece.rank + ones(low) + ones(high & below)}};
 }
 
+/// Words of blocks, each by a warp of the grid: before(w), then visit as in walk.
+template <typename Before, typename Visit>
+__device__ inline void walk_all(const TwoLevelCall& c, uint32_t lane, const Before& before,
+                                const Visit& visit) {
+  const uint64_t words = words_of(c);
+  const uint64_t stride = uint64_t{gridDim.x} * kWarps;
+  const uint64_t first = uint64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  Word next = ask_for_word(c, first, words);
+  for (uint64_t w = first; w < words; w += stride) {
+    const Word word = next;
+    next = ask_for_word(c, w + stride, words);  // is on its way while this one is walked
+    before(w);
+    walk(c, w, word, lane, visit);
+  }
+}
+
 template <DType kType>
 __global__ void __launch_bounds__(kThreads) pack_kernel(TwoLevelCall c) {
   using T = Element<kType>;
   const BlockSums all = c.totals->all;
   if (!c.counted && all.bits != 0) return;
   if (all.full + (c.counted ? c.element_totals->size : 0) > c.value_room) return;
-  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const uint32_t lane = threadIdx.x % 32;
   const auto* gradient = static_cast<const T*>(c.gradient);
   T* values = static_cast<T*>(c.values);
-  const uint64_t words = words_of(c);
-  const uint64_t stride = uint64_t{gridDim.x} * kWarps;
-  const uint64_t first = uint64_t{blockIdx.x} * kWarps + warp;
-  Word next = ask_for_word(c, first, words);
-  for (uint64_t w = first; w < words; w += stride) {
-    const Word word = next;
-    next = ask_for_word(c, w + stride, words);  // is on its way while this one is walked
-    walk(c, w, word, lane, [&](const Piece(&pieces)[kPieces], uint32_t filled) {
-      T x[kPieces][2];
+  walk_all(
+      c, lane, [](uint64_t) {},
+      [&](const Piece(&pieces)[kPieces], uint32_t filled) {
+        T x[kPieces][2];
 #pragma unroll
-      for (uint32_t p = 0; p < kPieces; ++p) {
-        if (p >= filled) break;
-        const uint64_t bits = pieces[p].bits >> lane;
-        x[p][0] = (bits & 1) != 0 ? gradient[pieces[p].first + lane] : T{0};
-        x[p][1] = (bits >> 32 & 1) != 0 ? gradient[pieces[p].first + 32 + lane] : T{0};
-      }
+        for (uint32_t p = 0; p < kPieces; ++p) {
+          if (p >= filled) break;
+          const uint64_t bits = pieces[p].bits >> lane;
+          x[p][0] = (bits & 1) != 0 ? gradient[pieces[p].first + lane] : T{0};
+          x[p][1] = (bits >> 32 & 1) != 0 ? gradient[pieces[p].first + 32 + lane] : T{0};
+        }
 #pragma unroll
-      for (uint32_t p = 0; p < kPieces; ++p) {
-        if (p >= filled) break;
-        const Places to = places_of(pieces[p], lane);
-        if (to.has[0]) values[to.rank[0]] = scaled<kType>(x[p][0], c.factor);
-        if (to.has[1]) values[to.rank[1]] = scaled<kType>(x[p][1], c.factor);
-      }
-    });
-  }
+        for (uint32_t p = 0; p < kPieces; ++p) {
+          if (p >= filled) break;
+          const Places to = places_of(pieces[p], lane);
+          if (to.has[0]) values[to.rank[0]] = scaled<kType>(x[p][0], c.factor);
+          if (to.has[1]) values[to.rank[1]] = scaled<kType>(x[p][1], c.factor);
+        }
+      });
 }
 
 template <typename T>
@@ -145,56 +155,44 @@ __device__ inline void clear_dead(const TwoLevelCall& c, uint64_t w, uint32_t la
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     unpack_kernel(TwoLevelCall c, bool everywhere, T* gradient) {
-  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const uint32_t lane = threadIdx.x % 32;
   const auto* values = static_cast<const T*>(c.values);
-  const uint64_t words = words_of(c);
-  const uint64_t stride = uint64_t{gridDim.x} * kWarps;
-  const uint64_t first = uint64_t{blockIdx.x} * kWarps + warp;
-  Word next = ask_for_word(c, first, words);
-  for (uint64_t w = first; w < words; w += stride) {
-    const Word word = next;
-    next = ask_for_word(c, w + stride, words);  // is on its way while this one is walked
+  const auto clear = [&](uint64_t w) {
     if (everywhere) clear_dead(c, w, lane, gradient);
-    walk(c, w, word, lane, [&](const Piece(&pieces)[kPieces], uint32_t filled) {
-      T x[kPieces][2];
+  };
+  walk_all(c, lane, clear, [&](const Piece(&pieces)[kPieces], uint32_t filled) {
+    T x[kPieces][2];
 #pragma unroll
-      for (uint32_t p = 0; p < kPieces; ++p) {
-        if (p >= filled) break;
-        const Places from = places_of(pieces[p], lane);
-        x[p][0] = from.has[0] ? values[from.rank[0]] : T{0};
-        x[p][1] = from.has[1] ? values[from.rank[1]] : T{0};
-      }
+    for (uint32_t p = 0; p < kPieces; ++p) {
+      if (p >= filled) break;
+      const Places from = places_of(pieces[p], lane);
+      x[p][0] = from.has[0] ? values[from.rank[0]] : T{0};
+      x[p][1] = from.has[1] ? values[from.rank[1]] : T{0};
+    }
 #pragma unroll
-      for (uint32_t p = 0; p < kPieces; ++p) {
-        if (p >= filled) break;
-        if (lane < pieces[p].n) gradient[pieces[p].first + lane] = x[p][0];
-        if (lane + 32 < pieces[p].n) gradient[pieces[p].first + 32 + lane] = x[p][1];
-      }
-    });
-  }
+    for (uint32_t p = 0; p < kPieces; ++p) {
+      if (p >= filled) break;
+      if (lane < pieces[p].n) gradient[pieces[p].first + lane] = x[p][0];
+      if (lane + 32 < pieces[p].n) gradient[pieces[p].first + 32 + lane] = x[p][1];
+    }
+  });
 }
 
 __global__ void __launch_bounds__(kThreads) union_kernel(TwoLevelCall c, uint64_t* bitmap) {
-  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const uint64_t words = words_of(c);
-  const uint64_t stride = uint64_t{gridDim.x} * kWarps;
-  const uint64_t first = uint64_t{blockIdx.x} * kWarps + warp;
-  Word next = ask_for_word(c, first, words);
-  for (uint64_t w = first; w < words; w += stride) {
-    const Word word = next;
-    next = ask_for_word(c, w + stride, words);  // is on its way while this one is walked
-    walk(c, w, word, lane, [&](const Piece(&pieces)[kPieces], uint32_t filled) {
+  const uint32_t lane = threadIdx.x % 32;
+  walk_all(
+      c, lane, [](uint64_t) {},
+      [&](const Piece(&pieces)[kPieces], uint32_t filled) {
 #pragma unroll
-      for (uint32_t p = 0; p < kPieces; ++p) {
-        if (p >= filled) break;
-        const Piece& piece = pieces[p];
-        const auto low = static_cast<uint32_t>(piece.bits);
-        const auto high = static_cast<uint32_t>(piece.bits >> 32);
-        if (lane == 0) put_bits(bitmap, piece.first, piece.n < 32 ? piece.n : 32, low);
-        if (lane == 1 && piece.n > 32) put_bits(bitmap, piece.first + 32, piece.n - 32, high);
-      }
-    });
-  }
+        for (uint32_t p = 0; p < kPieces; ++p) {
+          if (p >= filled) break;
+          const Piece& piece = pieces[p];
+          const auto low = static_cast<uint32_t>(piece.bits);
+          const auto high = static_cast<uint32_t>(piece.bits >> 32);
+          if (lane == 0) put_bits(bitmap, piece.first, piece.n < 32 ? piece.n : 32, low);
+          if (lane == 1 && piece.n > 32) put_bits(bitmap, piece.first + 32, piece.n - 32, high);
+        }
+      });
 }
 
 }  // namespace
