@@ -31,13 +31,6 @@ class CastCodec final : public CastPlan, public ReadableResidual {
   void add_residual(float* to) const override { residual_.add_to(0, 0, layout().count, to); }
 
  private:
-  Status do_begin(const void* gradient) override {
-    gradient_ = gradient;
-    opened_ = false;
-    draft().mode = "cast";
-    return {};
-  }
-
   Result<bool> do_round(Round& round) override {
     if (opened_ || layout().count == 0) return false;
     opened_ = true;
@@ -96,8 +89,6 @@ class CastCodec final : public CastPlan, public ReadableResidual {
     }
   }
 
-  const void* gradient_ = nullptr;
-  bool opened_ = false;
   Buffer plane_;  // 16-bit floats
 };
 

@@ -40,13 +40,6 @@ class DeviceCastCodec final : public CastPlan {
   }
 
  private:
-  Status do_begin(const void* gradient) override {
-    gradient_ = gradient;
-    opened_ = false;
-    draft().mode = "cast";
-    return {};
-  }
-
   Result<bool> do_round(Round& round) override {
     if (layout().count == 0) return false;
     const cuda::OnDevice here(device_);
@@ -115,8 +108,6 @@ class DeviceCastCodec final : public CastPlan {
 
   const cuda::Device device_;
   const CastKernels& kernels_;
-  const void* gradient_ = nullptr;
-  bool opened_ = false;
   uint32_t current_ = 0;  // which of kept_ is owed
   cuda::DeviceBuffer plane_{device_.runtime};
   std::array<cuda::DeviceBuffer, 2> kept_{cuda::DeviceBuffer(device_.runtime),

@@ -40,8 +40,16 @@ class CastPlan : public FeedbackCodec {
   uint64_t first_sample() const { return step_ % sample_every(); }
 
   const Options options_;
+  const void* gradient_ = nullptr;
+  bool opened_ = false;  ///< the only round
 
  private:
+  Status do_begin(const void* gradient) final {
+    gradient_ = gradient;
+    opened_ = false;
+    draft().mode = next_mode();
+    return {};
+  }
   uint64_t base_fingerprint() const final {
     return Fingerprint().add("cast").add(layout()).add(to()).add(feedback()).value();
   }
