@@ -37,17 +37,6 @@ class CudaCast : public ::testing::Test {
   TestDevice device_;
 };
 
-SideBySide of(const std::string& spec, DType dtype, uint64_t count, uint32_t world) {
-  SideBySide how;
-  how.spec = spec;
-  how.layout.dtype = dtype;
-  how.layout.count = count;
-  how.layout.world = world;
-  return how;
-}
-
-constexpr DType kTypes[] = {DType::kF32, DType::kBf16, DType::kF16};
-
 TEST_F(CudaCast, HasTheBytesOfTheCpuAtEveryLength) {
   for (const DType dtype : kTypes) {
     for (const char* to : {"cast:bf16", "cast:f16"}) {

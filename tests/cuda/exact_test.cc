@@ -61,17 +61,6 @@ class CudaExact : public ::testing::Test {
   TestDevice device_;
 };
 
-SideBySide of(const std::string& spec, DType dtype, uint64_t count, uint32_t world) {
-  SideBySide how;
-  how.spec = spec;
-  how.layout.dtype = dtype;
-  how.layout.count = count;
-  how.layout.world = world;
-  return how;
-}
-
-constexpr DType kTypes[] = {DType::kF32, DType::kBf16, DType::kF16};
-
 TEST_F(CudaExact, PackedHasTheBytesOfTheCpuAtEveryLength) {
   for (const DType dtype : kTypes) {
     for (const uint64_t count :

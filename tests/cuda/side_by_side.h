@@ -67,6 +67,17 @@ struct SideBySide {
   bool elsewhere = false;  ///< results go to another, poisoned, buffer
 };
 
+inline SideBySide of(const std::string& spec, DType dtype, uint64_t count, uint32_t world) {
+  SideBySide how;
+  how.spec = spec;
+  how.layout.dtype = dtype;
+  how.layout.count = count;
+  how.layout.world = world;
+  return how;
+}
+
+inline constexpr DType kTypes[] = {DType::kF32, DType::kBf16, DType::kF16};
+
 /// One worker's two codecs.
 class Twins {
  public:
