@@ -74,6 +74,11 @@ class ScriptedReducer final : public Reducer {
     changed_.notify_all();
   }
 
+  void abandon() override {
+    const std::lock_guard lock(mutex_);
+    log += 'a';
+  }
+
   /// No round ends before so many have been started.
   ScriptedReducer& needs(std::size_t rounds) {
     needs_ = rounds;
@@ -88,7 +93,7 @@ class ScriptedReducer final : public Reducer {
     changes_in_ = number;
     return *this;
   }
-  std::string log;  // s: a start, w: the end of a wait
+  std::string log;  // s: a start, w: the end of a wait, a: abandoned
 
  private:
   static constexpr uint64_t kNone = ~uint64_t{0};
@@ -215,6 +220,27 @@ TEST(Submission, AStepThatBeginsAgainEncodesWhatTheGradientsWereAlsoInPlace) {
       EXPECT_EQ(bench.gradients, std::vector(3, std::vector<float>(100, 2.0f)))
           << "in place: " << in_place << ", round " << round;
     }
+  }
+}
+
+// The reducer has planes of the other parts until it is told: their codecs must not have them back.
+TEST(Submission, APartThatFailsTakesTheOthersRoundsFromTheReducerBeforeTheJobEnds) {
+  for (const uint64_t fails : {0, 1, 2}) {
+    ScriptedReducer reducer;
+    reducer.fails_in(fails);
+    Bench bench(3);
+    std::string then;
+    Submission submission = bench.all();
+    submission.done = [&](const Outcome& outcome) {
+      EXPECT_FALSE(outcome.status);
+      then = reducer.log;
+    };
+    {
+      auto pipeline = create_pipeline(reducer);
+      ASSERT_TRUE((*pipeline)->submit(std::move(submission)));
+    }
+    EXPECT_EQ(then, "sss" + std::string(fails + 1, 'w') + (fails < 2 ? "a" : ""));
+    EXPECT_EQ(bench.gradients, std::vector(3, std::vector<float>(100, 1.0f))) << fails;
   }
 }
 
