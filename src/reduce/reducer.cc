@@ -2,22 +2,13 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cstdio>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "addend/reduce.h"
 
 namespace addend {
-namespace {
-
-std::string hex(uint64_t word) {
-  std::array<char, 24> text{};
-  std::snprintf(text.data(), text.size(), "0x%016llx", static_cast<unsigned long long>(word));
-  return text.data();
-}
-
-}  // namespace
 
 // All workers hold w iff max(w) == w and max(~w) == ~w: one max plane of fixed size shows it to all
 // of them alike. Values are sent in 32-bit halves, each with its complement, and the plane always
@@ -49,7 +40,7 @@ Status Reducer::agree(std::span<const Claim> claims, Deadline deadline) {
     return make_error(Errc::kMismatch, std::string("workers differ in ") + claims[i].what +
                                            "; worker " + std::to_string(worker()) + " of " +
                                            std::to_string(world()) + " has " +
-                                           hex(claims[i].value));
+                                           std::to_string(claims[i].value));
   }
   return {};
 }

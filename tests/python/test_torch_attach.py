@@ -262,6 +262,26 @@ def test_ranks_that_differ_are_told(views: bool) -> None:
     assert max(run_ranks(3, differ, views)) < 30.0
 
 
+def scale_apart(rank: int, world: int) -> str:
+    made = trainer(
+        Recommender,
+        recommender_loss,
+        "exact",
+        {},
+        {"scaler": torch.amp.GradScaler("cpu", init_scale=2.0 * (rank + 1))},
+    )
+    with pytest.raises(RuntimeError, match="Mismatch: ") as caught:
+        recommender_loss(made.model, rank, 0).backward()
+    return str(caught.value)
+
+
+@pytest.mark.skipif(not HAS_SCALER, reason="this torch scales losses on CUDA only")
+def test_a_loss_scale_is_said_as_a_number_also_over_the_backend() -> None:
+    one, other = run_ranks(2, scale_apart, env={"ADDEND_MESH": "off"})
+    assert "ranks differ in loss scale; rank 0 of 2 has 2.0" in one
+    assert "ranks differ in loss scale; rank 1 of 2 has 4.0" in other
+
+
 def deadlines(rank: int, world: int) -> tuple[float, ...]:
     import addend.torch
 

@@ -98,35 +98,52 @@ TEST(MeshReducer, FoldsEveryOperationOverAllWorkersBothWays) {
   }
 }
 
+// Two planes, the first of which does not end where the next may begin in memory: bytes of a share
+// as it travels are not places where it lies.
 TEST(Transfer, LanesOfAScatterAreFoldedAsSoonAsEverybodysAreHere) {
   constexpr uint32_t kWorld = 3, kWorker = 1;
   constexpr uint64_t kShare = 3 * 8192, kShareBytes = kShare * sizeof(int32_t);
+  constexpr uint64_t kOdd = 1008;  // 16 divides shares, 64 does not divide this one
+  constexpr uint64_t kAll = kOdd + kShareBytes;
+  std::vector<uint8_t> odd(3 * 1001, 1);
   std::vector<int32_t> data(kWorld * kShare, 1);
+  const uint8_t* own_odd = odd.data() + kOdd;
   const int32_t* own = data.data() + kShare;
   Round round;
+  round.add({.op = Op::kSumU8, .lanes = odd.size(), .data = odd.data()});
   round.add({.op = Op::kSumI32, .lanes = data.size(), .data = data.data()});
   mesh::Transfer transfer;
   ASSERT_TRUE(transfer.begin(0, round, mesh::Way::kScatter, kWorld, kWorker));
   transfer.claim({});
   for (const uint32_t from : {0u, 2u}) {
-    ASSERT_TRUE(transfer.accepts(from, transfer.frame(mesh::Kind::kShare, kShareBytes)));
+    ASSERT_TRUE(transfer.accepts(from, transfer.frame(mesh::Kind::kShare, kAll)));
     mesh::Parts parts;
     transfer.lay_out(mesh::Kind::kShare, from, kWorker, parts);
-    auto* lanes = static_cast<int32_t*>(parts.begin()->iov_base);
-    std::fill(lanes, lanes + kShare, 10);
+    ASSERT_EQ(parts.left(), kAll);
+    std::memset(parts.begin()[0].iov_base, 10, kOdd);
+    auto* lanes = static_cast<int32_t*>(parts.begin()[1].iov_base);
+    std::fill(lanes, lanes + kShare, 100);
   }
-  transfer.came(0, kShareBytes);
-  EXPECT_EQ(own[0], 1) << "worker 2 brought nothing yet";
-  transfer.came(2, kShareBytes - 1);
-  EXPECT_EQ(own[0], 21);
+  transfer.came(0, kAll);
+  EXPECT_EQ(own_odd[0], 1) << "worker 2 brought nothing yet";
+  transfer.came(2, kOdd - 1);
+  EXPECT_EQ(own_odd[kOdd - 1], 1) << "the first plane's last byte is missing";
+  transfer.came(2, kOdd);
+  EXPECT_EQ(own_odd[0], 21);
+  EXPECT_EQ(own_odd[kOdd - 1], 21);
+  EXPECT_EQ(own[0], 1);
+  transfer.came(2, kAll - 1);
+  EXPECT_EQ(own[0], 201);
   EXPECT_EQ(own[kShare - 1], 1) << "its last byte is missing";
-  transfer.came(2, kShareBytes);
-  EXPECT_EQ(own[kShare - 1], 21);
+  transfer.came(2, kAll);
+  EXPECT_EQ(own[kShare - 1], 201);
   transfer.arrived(mesh::Kind::kShare, 0);
   EXPECT_FALSE(transfer.fold_if_ready());
   transfer.arrived(mesh::Kind::kShare, 2);
   EXPECT_EQ(transfer.fold_if_ready(), mesh::Kind::kSums);
-  EXPECT_TRUE(std::all_of(own, own + kShare, [](int32_t lane) { return lane == 21; }));
+  EXPECT_TRUE(std::all_of(own_odd, own_odd + kOdd, [](uint8_t lane) { return lane == 21; }));
+  EXPECT_TRUE(std::all_of(own, own + kShare, [](int32_t lane) { return lane == 201; }));
+  EXPECT_EQ(own_odd[kOdd], 1) << "worker 2's share";
 }
 
 // As engines wait: on a slow machine nothing may come for so long that wait looks up.
