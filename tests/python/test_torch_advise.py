@@ -167,9 +167,38 @@ def advised(rank: int, world: int, costs: str, command: str) -> Any:
 
 
 @needs_command
-def test_ranks_probe_their_link_and_get_one_answer(tmp_path: Path) -> None:
+def test_ranks_measure_their_link_and_get_one_answer(tmp_path: Path) -> None:
     one, other = run_ranks(2, advised, calibration(tmp_path), COMMAND)
     assert one == other
     assert one[1]["workers"] == 2
     assert one[1]["gbit"] > 0
     assert one[1]["latency_us"] > 0
+
+
+def advised_without(rank: int, world: int, here: str) -> str:
+    """Only rank 0's command counts: others have one that is there, or not."""
+    model = DistributedDataParallel(Table())
+    command = "no-such-command" if rank == 0 else here
+    with pytest.raises(addend.Unsupported) as caught:
+        advise(model, steps_of(model), steps=6, link=SLOW, command=command)
+    return str(caught.value)
+
+
+def test_a_command_that_rank_0_lacks_is_refused_on_all_ranks() -> None:
+    one, other = run_ranks(2, advised_without, "true")
+    assert "no-such-command" in one
+    assert "which is not there" in other
+
+
+def advised_where_only_rank_0_has_it(rank: int, world: int, costs: str, command: str) -> str:
+    model = DistributedDataParallel(Table())
+    command = command if rank == 0 else "no-such-command"
+    named: Any = {"steps": 6, "link": SLOW, "calibration": costs}
+    return advise(model, steps_of(model), command=command, **named).verdict
+
+
+@needs_command
+def test_the_command_of_rank_0_is_enough(tmp_path: Path) -> None:
+    costs = calibration(tmp_path)
+    one, other = run_ranks(2, advised_where_only_rank_0_has_it, costs, COMMAND)
+    assert one == other

@@ -23,11 +23,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from addend.errors import InvalidArgument, Unsupported
 from addend.reducer import Link
+from addend.torch import _group
+from addend.torch._start import start
 
 _WARM_UPS, _LOOKS = 2, 3  # of the steps: first ones not timed; last ones that count non-zeros
 _BUCKET_BYTES = 25 << 20  # as DDP cuts gradients
-_SMALL, _LARGE = 1 << 8, 1 << 22  # elements of sums that a link is probed with
-_FASTEST = 1e4  # Gbit/s that a probe believes
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ def advise(
     `model` is ready and how dense it is, and says whether a codec would pay, which, and by how
     much. Training goes on as it would without.
 
-    workers, link: those of the process group, probed by a few sums, unless given. calibration: a
-    file that `addend plan --save-calibration` wrote; else codecs are measured here, which takes
-    some ten seconds. options: more of the command's, see docs/plan.md. command: where it is.
+    workers, link: those of the process group, measured as `attach` does, unless given.
+    calibration: a file that `addend plan --save-calibration` wrote; else codecs are measured here,
+    which takes some ten seconds. options: more of the command's, see docs/plan.md. command: where it is.
 
     Collective if there is a process group: all ranks call it and get rank 0's answer.
     """
@@ -74,11 +74,11 @@ def advise(
     workers = workers or world
     if link is None:
         if world < 2:
-            raise InvalidArgument("there is no process group to probe: give workers= and link=")
-        link = probe()
+            raise InvalidArgument("there is no process group: give workers= and link=")
+        link = _measure_link(next(model.parameters()).device)
     if workers < 2:
         raise InvalidArgument("one worker has nothing to sum: give workers=")
-    found = shutil.which(command)
+    found = _from_rank_0(group, lambda: shutil.which(command))
     if found is None:
         raise Unsupported(
             f"advise asks the command `{command}`, which is not there: build it, or say command="
@@ -88,12 +88,22 @@ def advise(
     arguments += ["--latency-us", str(link.latency_us), *options]
     if calibration is not None:
         arguments += ["--calibration", calibration]
-    answers: list[Any] = [None]
-    if not group or dist.get_rank() == 0:
-        answers[0] = _ask(found, job, arguments)
+    return _advice(_from_rank_0(group, lambda: _ask(found, job, arguments)))
+
+
+def _measure_link(device: torch.device) -> Link:
+    """The process group's, by an engine that lives no longer."""
+    engine = start(dist.group.WORLD, _group.timeout_s(dist.group.WORLD), device)
+    engine.close()
+    return engine.link
+
+
+def _from_rank_0(group: bool, find: Callable[[], Any]) -> Any:
+    """What rank 0 finds, on all ranks of a group."""
+    answers = [find() if not group or dist.get_rank() == 0 else None]
     if group:
         dist.broadcast_object_list(answers, src=0)
-    return _advice(answers[0])
+    return answers[0]
 
 
 def _ask(command: str, job: dict[str, Any], arguments: Sequence[str]) -> tuple[str, str]:
@@ -215,29 +225,3 @@ class _Recorder:
 def _nonzeros(gradient: torch.Tensor) -> int:
     values = gradient.coalesce().values() if gradient.is_sparse else gradient
     return int(torch.count_nonzero(values))
-
-
-def probe() -> Link:
-    """The process group's link by two sizes of sums, as a ring would have it; the slowest rank's
-    figures, the same on all. Collective."""
-    world = dist.get_world_size()
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-
-    def seconds(elements: int, repeats: int) -> float:
-        values = torch.zeros(elements, device=device)
-        times = []
-        for _ in range(repeats):
-            dist.barrier()
-            begin = time.perf_counter()
-            dist.all_reduce(values)
-            if device == "cuda":
-                torch.cuda.synchronize()
-            times.append(time.perf_counter() - begin)
-        slowest = torch.tensor([statistics.median(times)], device=device)
-        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-        return float(slowest)
-
-    small, large = seconds(_SMALL, 7), seconds(_LARGE, 3)
-    on_the_wire = 4 * _LARGE * 2 * (world - 1) / world
-    latency_us = 1e6 * small / (2 * (world - 1))
-    return Link(latency_us, min(_FASTEST, 8e-9 * on_the_wire / max(large - small, 1e-6)))
