@@ -63,7 +63,8 @@ def advise(
 
     workers, link: those of the process group, measured as `attach` does, unless given.
     calibration: a file that `addend plan --save-calibration` wrote; else codecs are measured here,
-    which takes some ten seconds. options: more of the command's, see docs/plan.md. command: where it is.
+    which takes some ten seconds. options: more of the command's, see docs/plan.md. command: where
+    it is.
 
     Collective if there is a process group: all ranks call it and get rank 0's answer.
     """
