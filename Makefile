@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The two commands of the README: `make demo` and `make test`. Each installs what it needs (as root) or names it.
-.PHONY: help demo demo-codecs test test-dev test-python test-asan test-tsan bench bench-torch bench-plan bench-service fuzz mutants format check-format build-release python-env clean
+.PHONY: help demo demo-codecs test test-dev test-python build-sanitizers test-asan test-tsan bench bench-torch bench-plan bench-service fuzz mutants format check-format build-release python-env clean
 JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 60
 TSAN_TESTS = base_test reduce_test pipeline_test float_equality_test example_c service_test service_net_test tree_net_test
@@ -70,7 +70,10 @@ bench-service: python-env
 	build/bench/tests/driver_bars
 	python3 tests/net/xdp_bars.py build/bench/apps/addend/addend
 
-test: check-format test-dev test-python test-asan test-tsan
+# The Python suite mostly waits; the sanitizers' builds take what it leaves of the cores.
+test: check-format test-dev
+	$(MAKE) -j 2 test-python build-sanitizers
+	$(MAKE) test-asan test-tsan
 
 check-format:
 	tools/install_packages.sh build test
@@ -97,16 +100,17 @@ test-python: python-env
 	$(PYTEST) $(if $(RETRY),|| { [ $$? = 1 ] && $(PYTEST) --last-failed; })
 
 # The sanitizers look at the library and its tests; the command line was tested above.
-test-asan:
+build-sanitizers:
 	tools/install_packages.sh build test
 	cmake --preset asan -DADDEND_APPS=OFF
-	cmake --build --preset asan -j $(JOBS)
+	cmake --preset tsan -DADDEND_APPS=OFF
+	nice -n 19 cmake --build --preset asan -j $(JOBS) -- --quiet
+	nice -n 19 cmake --build --preset tsan -j $(JOBS) --target $(TSAN_TESTS) -- --quiet
+
+test-asan: build-sanitizers
 	$(call run_tests,asan,-LE 'slow|mpi')
 
-test-tsan:
-	tools/install_packages.sh build test
-	cmake --preset tsan -DADDEND_APPS=OFF
-	cmake --build --preset tsan -j $(JOBS) --target $(TSAN_TESTS)
+test-tsan: build-sanitizers
 	$(call run_tests,tsan,-R '^($(subst $(space),|,$(TSAN_TESTS)))$$')
 
 fuzz:
