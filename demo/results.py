@@ -28,6 +28,7 @@ def combine(codec: str, messages: Sequence[Message]) -> dict[str, Any]:
         "alone_s": _typical([m["alone_s"] for m in messages]),
         "wire_bytes": _wire_bytes(codec, messages[0]),
         "link_bytes": None if links[0] is None else _mean([_mean(b[settled:]) for b in links]),
+        "step_link_bytes": None if links[0] is None else [_mean(sent) for sent in zip(*links)],
         "metrics": messages[0]["metrics"],
         "decisions": messages[0].get("decisions"),
         "score": messages[0]["score"],

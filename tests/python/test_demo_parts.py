@@ -86,6 +86,7 @@ def test_combine_takes_means_over_workers_and_medians_over_settled_steps() -> No
     assert run["losses"] == [2.0, 0.5, 0.25, 0.125]
     assert run["median_step_s"] == pytest.approx(0.15)
     assert run["link_bytes"] == 250
+    assert run["step_link_bytes"] == [900, 100, 200, 300]
     assert run["wire_bytes"] == 20
     assert run["replicas_identical"]
     assert not results.combine("exact", [done(0), done(0, digest="other")])["replicas_identical"]
