@@ -18,20 +18,21 @@ using nlohmann::json;
 // Reading throws what is missing or of another type; read_trace makes an error of it.
 
 control::Options options_of(const json& from) {
-  control::Options options;
   const std::string policy = from.at("policy"), scaling = from.at("scaling");
-  if (policy != "auto" && policy != "gravac") throw std::runtime_error("no policy " + policy);
-  options.policy = policy == "gravac" ? control::Policy::kGravac : control::Policy::kAuto;
+  const Result<control::Options> known = control::Options::parse("policy=" + policy);
+  if (!known) throw std::runtime_error("no policy " + policy);
+  control::Options options = *known;
   options.scaling =
       scaling == "geometric" ? control::Scaling::kGeometric : control::Scaling::kExponential;
   from.at("floor").get_to(options.floor);
   from.at("window").get_to(options.window);
   from.at("window_s").get_to(options.window_s);
+  from.at("every").get_to(options.every);
   from.at("epsilon").get_to(options.epsilon);
   from.at("omega").get_to(options.omega);
   from.at("least").get_to(options.least);
   from.at("most").get_to(options.most);
-  if (options.window == 0 || !(options.least > 1) || !(options.most < 1e9))
+  if (options.window == 0 || options.every == 0 || !(options.least > 1) || !(options.most < 1e9))
     throw std::runtime_error("options out of range");
   return options;
 }

@@ -21,20 +21,24 @@
 
 namespace addend::control {
 
-enum class Policy : uint8_t { kAuto, kGravac };
+enum class Policy : uint8_t { kAuto, kGravac, kAccordion };
+/// What users call them, in that order.
+inline constexpr std::string_view kPolicies[] = {"auto", "gravac", "accordion"};
 enum class Scaling : uint8_t { kExponential, kGeometric };
 
 /// What users may say: "policy=auto,floor=safe,window=100,window_s=2", or
-/// "policy=gravac,epsilon=0.7,omega=0.01,window=500,scaling=exponential,least=10,most=1000".
+/// "policy=gravac,epsilon=0.7,omega=0.01,window=500,every=1,scaling=exponential,
+/// least=10,most=1000".
 struct Options {
   Policy policy = Policy::kAuto;
   double floor = 0.9;     ///< least phi of a bucket: exact 1, safe 0.9, fast 0.7
   uint32_t window = 100;  ///< steps
   double window_s = 2;    ///< and at least so long
+  uint32_t every = 1;     ///< gravac: steps between decisions
   double epsilon = 0.7;   ///< gravac: least gain that may travel
   double omega = 0.01;    ///< gravac: what counts as equal
-  double least = 10;      ///< gravac: first compression factor
-  double most = 1000;     ///< gravac: last one
+  double least = 10;      ///< first compression factor, but for auto
+  double most = 1000;     ///< last one
   Scaling scaling = Scaling::kExponential;
 
   static Result<Options> parse(std::string_view text);
@@ -134,7 +138,7 @@ enum class Reason : uint8_t {
   kNonfinite,  ///< NaN or infinity travels as it is
   kResidual,   ///< the residual was 20 times the gradient: sent whole
   kSlower,     ///< the plan was slower than dense
-  kGain,       ///< gravac: the gain allows this factor
+  kGain,       ///< gravac: the gain allows this factor; accordion: norms are steady
 };
 const char* reason_name(Reason reason);
 
@@ -164,11 +168,11 @@ class Controller {
   virtual Result<Decision> decide(const Observation& observation) = 0;
 };
 
-/// kInvalidArgument, with what is wrong in words: no candidate, one that is not dense in front, for
-/// gravac a factor that no candidate has.
+/// kInvalidArgument, with what is wrong in words: no candidate, one that is not dense in front, a
+/// factor of factors() that no candidate has.
 Result<std::unique_ptr<Controller>> create_controller(const Setup& setup);
 
-/// Compression factors that gravac goes through.
+/// Compression factors that gravac goes through, or between which accordion changes.
 std::vector<double> factors(const Options& options);
 
 /// What a controller saw and decided, from the first window on.

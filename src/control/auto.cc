@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "control/costs.h"
+#include "control/ladder.h"
 
 namespace addend::control {
 namespace {
@@ -59,10 +60,7 @@ class Auto final : public Controller {
   uint32_t first_steps() const override { return setup_.options.window; }
 
   Result<Decision> decide(const Observation& seen) override {
-    if (seen.buckets.size() != setup_.buckets.size() ||
-        seen.candidates.size() != setup_.buckets.size() * setup_.candidates.size()) {
-      return make_error(Errc::kInvalidArgument, "an observation of other buckets or candidates");
-    }
+    ADDEND_TRY(check_shape(setup_, seen));
     if (seen.step.world > 0 && seen.step.world != setup_.world) {
       setup_.world = static_cast<uint32_t>(seen.step.world);
       forget();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "addend/control.h"
+#include "control/accordion.h"
 #include "control/auto.h"
 #include "control/gravac.h"
 
@@ -26,6 +27,7 @@ Result<std::unique_ptr<Controller>> create_controller(const Setup& setup) {
       return invalid("adaptive: a candidate with a negative size");
   }
   if (setup.options.policy == Policy::kGravac) return create_gravac(setup);
+  if (setup.options.policy == Policy::kAccordion) return create_accordion(setup);
   return create_auto(setup);
 }
 

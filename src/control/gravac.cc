@@ -3,7 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <string>
+
+#include "control/ladder.h"
 
 namespace addend::control {
 namespace {
@@ -42,16 +43,15 @@ class Gravac final : public Controller {
 
   uint32_t first_steps() const override { return 1; }
 
-  // Once a step, with what the step before showed.
+  // Every `every` steps, with what those before showed.
   Result<Decision> decide(const Observation& seen) override {
-    if (seen.buckets.size() != setup_.buckets.size() ||
-        seen.candidates.size() != setup_.buckets.size() * setup_.candidates.size()) {
-      return make_error(Errc::kInvalidArgument, "an observation of other buckets or candidates");
-    }
+    ADDEND_TRY(check_shape(setup_, seen));
     note_progress(seen.step);
     for (std::size_t rung = 0; rung < ladder_.size(); ++rung)
       note_gain(rung, seen);
-    if (++steps_ % setup_.options.window == 0) end_window();
+    const uint64_t before = steps_ / setup_.options.window;
+    steps_ += static_cast<uint64_t>(std::max(1.0, seen.step.steps));
+    if (steps_ / setup_.options.window != before) end_window();
     return send(seen);
   }
 
@@ -108,10 +108,10 @@ class Gravac final : public Controller {
                                                   : kDense;
     std::fill(plan_.begin(), plan_.end(), sent_ == kDense ? 0 : ladder_[sent_]);
     Decision out;
-    out.window = steps_ - 1;
+    out.window = decisions_++;
     out.plan = plan_;
     out.why.assign(plan_.size(), sent_ == kDense ? Reason::kFloor : Reason::kGain);
-    out.steps = 1;
+    out.steps = setup_.options.every;
     out.probe.assign(plan_.size() * setup_.candidates.size(), 0);
     out.realised_s = out.predicted_s = seen.step.step_s;
     out.foreseen_s = foreseen_s_;
@@ -130,37 +130,16 @@ class Gravac final : public Controller {
   std::vector<uint32_t> plan_;
   std::size_t floor_ = 0, candidate_ = 0, sent_ = kDense;  // rungs
   bool settled_ = false;
-  uint64_t steps_ = 0, window_ = 0;
+  uint64_t steps_ = 0, window_ = 0, decisions_ = 0;
   double foreseen_s_ = 0;
 };
 
 }  // namespace
 
-// The exponential ladder multiplies the first factor by 2, 4, 16, 256; the geometric one by 2 again
-// and again. Both end with the last factor.
-std::vector<double> factors(const Options& options) {
-  std::vector<double> out{options.least};
-  double times = 2;
-  while (options.least * times < options.most) {
-    out.push_back(options.least * times);
-    times *= options.scaling == Scaling::kGeometric ? 2 : times;
-  }
-  if (out.back() < options.most) out.push_back(options.most);
-  return out;
-}
-
 Result<std::unique_ptr<Controller>> create_gravac(const Setup& setup) {
-  std::vector<uint32_t> ladder;
-  for (const double factor : factors(setup.options)) {
-    const auto found = std::find_if(setup.candidates.begin(), setup.candidates.end(),
-                                    [&](const Candidate& one) { return one.factor == factor; });
-    if (found == setup.candidates.end()) {
-      return make_error(Errc::kInvalidArgument,
-                        "gravac: no candidate has the factor " + std::to_string(factor));
-    }
-    ladder.push_back(static_cast<uint32_t>(found - setup.candidates.begin()));
-  }
-  return std::unique_ptr<Controller>(std::make_unique<Gravac>(setup, std::move(ladder)));
+  Result<std::vector<uint32_t>> ladder = ladder_of(setup);
+  if (!ladder) return ladder.error();
+  return std::unique_ptr<Controller>(std::make_unique<Gravac>(setup, std::move(*ladder)));
 }
 
 }  // namespace addend::control

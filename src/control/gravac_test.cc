@@ -44,6 +44,16 @@ TEST(Gravac, TheFirstWindowSendsTheLeastFactorAndEachWindowTriesTheNext) {
   }
 }
 
+TEST(Gravac, WindowsAreOfStepsHoweverManyADecisionHolds) {
+  SimulatedTraining job =
+      job_of("policy=gravac,window=10,every=5,omega=0", {0.99, 0.98, 0.97, 0.96, 0.95});
+  ControlledRun run(job);
+  EXPECT_EQ(run.go(1).steps, 5u);  // the first is of one step
+  for (const double expected : {10.0, 20.0, 20.0, 40.0, 40.0, 160.0})
+    EXPECT_EQ(factor(job, run.go(1)), expected);
+  EXPECT_EQ(run.next.window, 6u);
+}
+
 TEST(Gravac, BelowEpsilonTheFloorTravelsAndBelowThatEverything) {
   SimulatedTraining job =
       job_of("policy=gravac,window=4,epsilon=0.7,omega=0", {0.8, 0.5, 0.4, 0.3, 0.2});

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <string>
@@ -26,11 +27,11 @@ Status read_number(std::string_view key, std::string_view value, double least, d
   return {};
 }
 
-Status read_window(std::string_view value, uint32_t& to) {
+Status read_steps(std::string_view key, std::string_view value, uint32_t& to) {
   double steps = 0;
-  ADDEND_TRY(read_number("window", value, 1, 1e6, steps));
+  ADDEND_TRY(read_number(key, value, 1, 1e6, steps));
   to = static_cast<uint32_t>(steps);
-  return to == steps ? Status() : bad("window", value, "a whole number of steps");
+  return to == steps ? Status() : bad(key, value, "a whole number of steps");
 }
 
 Status read_floor(std::string_view value, double& to) {
@@ -46,30 +47,36 @@ Status read_floor(std::string_view value, double& to) {
   return {};
 }
 
-template <typename Choice>
-Status read_choice(std::string_view key, std::string_view value, const char* first,
-                   const char* second, Choice& to) {
-  if (value != first && value != second)
-    return bad(key, value, std::string(first) + " or " + second);
-  to = static_cast<Choice>(value == second);
+Status read_policy(std::string_view value, Policy& to) {
+  const auto found = std::find(std::begin(kPolicies), std::end(kPolicies), value);
+  if (found == std::end(kPolicies)) return bad("policy", value, "auto, gravac or accordion");
+  to = static_cast<Policy>(found - std::begin(kPolicies));
+  return {};
+}
+
+Status read_scaling(std::string_view value, Scaling& to) {
+  if (value != "exponential" && value != "geometric")
+    return bad("scaling", value, "exponential or geometric");
+  to = value == "geometric" ? Scaling::kGeometric : Scaling::kExponential;
   return {};
 }
 
 Status read_option(std::string_view key, std::string_view value, Options& options) {
   constexpr double kMostFactor = 1e6;
-  if (key == "policy") return read_choice(key, value, "auto", "gravac", options.policy);
+  if (key == "policy") return read_policy(value, options.policy);
   if (key == "floor") return read_floor(value, options.floor);
-  if (key == "window") return read_window(value, options.window);
+  if (key == "window") return read_steps(key, value, options.window);
+  if (key == "every") return read_steps(key, value, options.every);
   if (key == "window_s") return read_number(key, value, 0, 3600, options.window_s);
   if (key == "epsilon") return read_number(key, value, 0, 1, options.epsilon);
   if (key == "omega") return read_number(key, value, 0, 1, options.omega);
   if (key == "least") return read_number(key, value, 1.5, kMostFactor, options.least);
   if (key == "most") return read_number(key, value, 1.5, kMostFactor, options.most);
-  if (key == "scaling") return read_choice(key, value, "exponential", "geometric", options.scaling);
+  if (key == "scaling") return read_scaling(value, options.scaling);
   return make_error(Errc::kInvalidArgument,
                     "adaptive has no option '" + std::string(key) +
-                        "': it has policy, floor, window, window_s, epsilon, omega, least, most, "
-                        "scaling");
+                        "': it has policy, floor, window, window_s, every, epsilon, omega, "
+                        "least, most, scaling");
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ TEST(Options, AreReadFromText) {
 
 TEST(Options, WhatIsWrongIsSaid) {
   for (const auto& [text, word] : {std::pair{"polcy=auto", "polcy"},
-                                   {"policy=best", "auto or gravac"},
+                                   {"policy=best", "auto, gravac or accordion"},
                                    {"floor=0.9", "safe"},
                                    {"window=0", "window"},
                                    {"window=2.5", "whole"},

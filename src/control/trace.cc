@@ -83,9 +83,10 @@ class Writer {
 
 void write_options(const Options& options, Writer& to) {
   to.key("options").open('{');
-  to.key("policy").word(options.policy == Policy::kGravac ? "gravac" : "auto");
+  to.key("policy").word(kPolicies[static_cast<uint8_t>(options.policy)]);
   to.field("floor", options.floor).field("window", options.window);
-  to.field("window_s", options.window_s).field("epsilon", options.epsilon);
+  to.field("window_s", options.window_s).field("every", options.every);
+  to.field("epsilon", options.epsilon);
   to.field("omega", options.omega).field("least", options.least).field("most", options.most);
   to.key("scaling").word(options.scaling == Scaling::kGeometric ? "geometric" : "exponential");
   to.close('}');

@@ -29,6 +29,7 @@ from addend.controller import (
     Candidate,
     Controller,
     Decision,
+    factors,
 )
 from addend.pipeline import spans_of
 from addend.reducer import alone
@@ -49,24 +50,31 @@ _SIGNALS_PLACE = 1 << 20  # where others have the number of a bucket
 _FIXED_COST = {"dense": 0.0, "cast": 2e-10, "exact": 4e-10, "quant": 6e-10}
 _FIXED_OTHER = 1e-9
 
+
+def _topk(factor: float) -> Candidate:
+    return Candidate(f"topk:density={1 / factor:g}", BIASED, 2, factor, 1.0, 40.0)
+
+
+_DENSE = Candidate("dense")
 _CANDIDATES = (
-    Candidate("dense"),
+    _DENSE,
     Candidate("exact", LOSSLESS, 2, 1.0, 1.0, 40.0),
     Candidate("quant:index=auto", UNBIASED, 3, 1.0, 1.0, 6.0),
     Candidate("quant", UNBIASED, 2, 1.0, 6.0),
     Candidate("cast:bf16", UNBIASED, 1, 1.0, 16.0),
     Candidate("lowrank:rank=4", BIASED, 2),
-    *(
-        Candidate(f"topk:density={density}", BIASED, 2, 1 / density, 1.0, 40.0)
-        for density in (0.1, 0.05, 0.025)
-    ),
+    *map(_topk, (10, 20, 40)),
 )
+_EVERY = 5  # steps between gravac's decisions: one settles, one looks, those between are timed
 
 
-def candidates_for(world: int) -> tuple[Candidate, ...]:
-    """Those that this library has, for so many ranks."""
+def candidates_for(options: str, world: int) -> tuple[Candidate, ...]:
+    """Those that the policy goes through, as far as this library has them for so many ranks."""
+    wanted = _CANDIDATES
+    if policy_of(options) != "auto":
+        wanted = (_DENSE, *map(_topk, factors(options)))
     found = []
-    for one in _CANDIDATES:
+    for one in wanted:
         spec = tuned(one.spec)
         try:
             check(spec, world)
@@ -87,6 +95,11 @@ def _check_residual(spec: str, world: int) -> None:
     residual = torch.empty(256)
     with Codec(spec, segments=[(1, 256, 16)], **named) as codec:
         codec.read_residual(residual.data_ptr())
+
+
+def policy_of(options: str) -> str:
+    named = dict(part.partition("=")[::2] for part in options.split(","))
+    return named.get("policy", "auto")
 
 
 class Shape(NamedTuple):
@@ -120,6 +133,7 @@ class _Look(NamedTuple):
     scale: float  # elements of the bucket for each of the sample
     nonfinite: bool
     probes: dict[int, tuple[float, float, float, float]]  # encode, decode, bytes, error
+    gains: dict[int, float]  # of candidates that select: energy they keep of gradient and residual
 
 
 def _median(values: Iterable[float]) -> float:
@@ -138,16 +152,17 @@ class Adaptive:
         fixed: bool,
         optimizer: Any | None,
         seed: int,
-        residual_ratio: Callable[[int, float], float],
+        residual: Callable[[int], torch.Tensor | None],
     ) -> None:
-        """`fixed`: plans follow from gradients alone, so times are not measured. `residual_ratio`:
-        of a bucket, |residual| by this |gradient|."""
-        if "policy=gravac" in options.split(","):
-            raise Unsupported("policy=gravac: attach gives no gains of every step yet, use auto")
+        """`fixed`: plans follow from gradients alone, so times are not measured. `residual`: what
+        a bucket still has to send; None: nothing."""
+        self._policy = policy_of(options)
+        if self._policy == "gravac" and "every=" not in options:
+            options += f",every={_EVERY}"
         self._options, self._engine, self._fixed = options, engine, fixed
         self._optimizer, self._seed = optimizer, seed
-        self._residual_ratio = residual_ratio
-        self._candidates = candidates_for(engine.world)
+        self._residual = residual
+        self._candidates = candidates_for(options, engine.world)
         # Also says what is wrong with the options, before anything depends on them.
         self._controller = self._make_controller(())
         self._shapes: tuple[Shape, ...] = ()
@@ -182,7 +197,7 @@ class Adaptive:
         if self._latest is None or index in self._broken:
             return self._candidates[0].spec
         for shape, choice in zip(self._shapes, self._latest.plan):
-            if shape.bucket == index:
+            if shape.bucket == index and self._may_have(self._candidates[choice], shape):
                 return self._candidates[choice].spec
         return self._candidates[0].spec
 
@@ -252,15 +267,30 @@ class Adaptive:
         flat = buffer.detach()
         stride = max(1, -(-flat.numel() // _SAMPLE))
         sample = flat[::stride].to("cpu", torch.float32)
+        shape = Shape(index, flat.numel(), flat.nbytes, flat.dtype, flat.device.type)
         asked = self._asked(index)
         probes = {}
         for number, candidate in enumerate(self._candidates):
-            if number in asked and self._may_have(candidate, buffer):
+            if number in asked and self._may_have(candidate, shape):
                 found = self._probe(candidate, flat, parameters)
                 if found is not None:
                     probes[number] = found
         finite = bool(torch.isfinite(sample).all())
-        return _Look(sample, flat.numel() / max(1, sample.numel()), not finite, probes)
+        gains = self._gains(index, sample, stride) if self._policy == "gravac" else {}
+        return _Look(sample, flat.numel() / max(1, sample.numel()), not finite, probes, gains)
+
+    def _gains(self, index: int, sample: torch.Tensor, stride: int) -> dict[int, float]:
+        """The part of the energy that each candidate's share of the largest elements has."""
+        kept = self._residual(index)
+        fed = sample if kept is None else sample + kept[::stride]
+        energies = fed.double().square().sort(descending=True).values.cumsum(0)
+        if not energies.numel() or not energies[-1] > 0:
+            return {}
+        return {
+            number: float(energies[max(1, round(fed.numel() / one.factor)) - 1] / energies[-1])
+            for number, one in enumerate(self._candidates)
+            if one.factor > 1
+        }
 
     def _asked(self, index: int) -> set[int]:
         """Candidates to probe: all of them at first, then those that the controller names."""
@@ -274,15 +304,15 @@ class Adaptive:
         asked = self._latest.probe[position * count : (position + 1) * count]
         return {number for number, flag in enumerate(asked) if flag}
 
-    def _may_have(self, candidate: Candidate, buffer: torch.Tensor) -> bool:
+    def _may_have(self, candidate: Candidate, shape: Shape) -> bool:
         """What is kept from step to step moves between codecs as host floats."""
-        if buffer.dtype not in DTYPES:
+        if shape.dtype not in DTYPES:
             return False
         if candidate.loss == LOSSLESS:
             return True
-        if buffer.dtype != torch.float32:
+        if shape.dtype != torch.float32:
             return False
-        return candidate.loss == UNBIASED or buffer.device.type == "cpu"
+        return candidate.loss == UNBIASED or shape.device == "cpu"
 
     def _probe(
         self, candidate: Candidate, flat: torch.Tensor, parameters: Sequence[torch.Tensor]
@@ -423,9 +453,13 @@ class Adaptive:
             float(look.nonfinite or shape.bucket in self._broken),
         ]
 
+    def _residual_ratio(self, index: int, norm: float) -> float:
+        kept = self._residual(index)
+        return float(kept.double().norm()) / norm if kept is not None and norm > 0 else 0.0
+
     def _candidate_signals(self, position: int, shape: Shape) -> list[float]:
         values: list[float] = []
-        probes = self._looks[shape.bucket].probes
+        probes, gains = self._looks[shape.bucket].probes, self._looks[shape.bucket].gains
         for number, candidate in enumerate(self._candidates):
             encode, decode, nbytes, error = probes.get(number, (math.nan,) * 4)
             if number in probes and self._fixed:
@@ -433,7 +467,7 @@ class Adaptive:
                 encode = decode = _FIXED_COST.get(kind, _FIXED_OTHER) * shape.elements
             # What a union takes is the controller's to say: a block of one rank's knows none.
             wire = nbytes if number in probes and candidate.union_bits == 0 else math.nan
-            kept = 1 - error if candidate.loss == BIASED else math.nan
+            kept = gains.get(number, 1 - error if candidate.loss == BIASED else math.nan)
             values += [encode, decode, wire, error, kept]
         return values
 

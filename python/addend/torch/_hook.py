@@ -169,7 +169,7 @@ class Handle:
                 fixed=fixed,
                 optimizer=optimizer,
                 seed=seed,
-                residual_ratio=self._residual_ratio,
+                residual=lambda index: self._kept(self._buckets[index]),
             )
         self._step = -1
         self._last_index = -1
@@ -401,12 +401,6 @@ class Handle:
                 kept = torch.zeros(known.buffer.numel())
             kept[run.begin : run.begin + run.elements] += own
         return kept
-
-    def _residual_ratio(self, index: int, norm: float) -> float:
-        kept = self._kept(self._buckets[index])
-        if kept is None:
-            return 0.0
-        return float(kept.double().norm()) / norm if norm > 0 else 0.0
 
     def _split(self, known: _Bucket) -> dict[str, _Residual]:
         """The same by parameter."""
