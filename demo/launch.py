@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import torch
 
 import addend
-from addend.controller import Candidate, Controller
+from addend.controller import factors
 from demo import hooks
 from demo.checks import check_runs
 from demo.collect import collect
@@ -66,8 +66,7 @@ def _spec(text: str) -> str:
     if text != BASELINE and text not in hooks.NAMES:
         try:
             if is_adaptive(text):
-                options = text.partition(":")[2]
-                Controller(options, world=2, candidates=[Candidate("dense")], buckets=[])
+                factors(text.partition(":")[2])
             else:
                 addend.Codec(text, dtype="float32", count=1, world=1, worker=0).close()
         except addend.Error as error:

@@ -154,7 +154,8 @@ def test_replicas_that_differ_and_losses_without_number_fail() -> None:
 
 
 def test_wrong_options_of_adaptive_are_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert launch.parse(["--codecs", "adaptive:floor=exact"]).codecs == ["adaptive:floor=exact"]
+    for right in ("adaptive:floor=exact", "adaptive:policy=gravac,window=10"):
+        assert launch.parse(["--codecs", right]).codecs == [right]
     with pytest.raises(SystemExit):
         launch.parse(["--codecs", "adaptive:window=x"])
     assert "window" in capsys.readouterr().err
