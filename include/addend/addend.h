@@ -84,6 +84,15 @@ ADDEND_API addend_status addend_fold(addend_op op, void* acc, const void* in, ui
 ADDEND_API addend_status addend_fold_tables(addend_op op, void* acc, const uint8_t* const* indices,
                                             size_t sources, const void* table, uint64_t lanes);
 
+/* The same where acc, in and indices are a CUDA device's memory, enqueued on a stream; tables and
+ * arrays of addresses are the host's. ADDEND_UNSUPPORTED for narrow sums. */
+ADDEND_API addend_status addend_fold_on_device(addend_op op, void* acc, const void* in,
+                                               uint64_t lanes, void* stream);
+ADDEND_API addend_status addend_fold_tables_on_device(addend_op op, void* acc,
+                                                      const uint8_t* const* indices, size_t sources,
+                                                      const void* table, uint64_t lanes,
+                                                      void* stream);
+
 /* ---- Codecs ---- */
 
 typedef struct addend_codec addend_codec;
@@ -292,6 +301,16 @@ typedef addend_status (*addend_reduce_function)(void* context, addend_round* rou
 ADDEND_API addend_status addend_custom_create(uint32_t world, uint32_t worker,
                                               addend_reduce_function reduce, void* context,
                                               addend_reducer** reducer);
+/* The same for an engine that adds planes of a CUDA device where they are: with device
+ * ADDEND_DEVICE_CUDA the planes (not their tables) are that device's memory, written in the order of
+ * `stream`, where the function leaves what it enqueues and need not wait; the reducer does, until
+ * the timeout. Rounds of the host come with ADDEND_DEVICE_CPU and a null stream. */
+typedef addend_status (*addend_device_reduce_function)(void* context, addend_round* round,
+                                                       uint32_t device, void* stream,
+                                                       uint64_t timeout_ns);
+ADDEND_API addend_status addend_custom_create_for_devices(uint32_t world, uint32_t worker,
+                                                          addend_device_reduce_function reduce,
+                                                          void* context, addend_reducer** reducer);
 /* For reduce functions: the message that comes with the status they return. */
 ADDEND_API void addend_set_error(const char* message);
 

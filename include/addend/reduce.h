@@ -144,6 +144,7 @@ class LocalGroup {
   virtual std::unique_ptr<Reducer> reducer(uint32_t worker) = 0;
 };
 
+/// A group of one takes planes of a CUDA device as well: they stay there.
 Result<std::unique_ptr<LocalGroup>> create_local_group(uint32_t world,
                                                        const LocalOptions& options = {});
 
@@ -206,6 +207,23 @@ bool has_service();
 /// have joined. In a job that does not allow floats their sums travel as integers. kUnsupported in
 /// a build without the service, and for a quorum over several servers.
 Result<std::unique_ptr<Reducer>> create_service_reducer(const ServiceReducerOptions& options);
+
+/// Folds every plane of a round over all workers, in place (table sums: into Plane::sums).
+using ReduceFunction = std::function<Status(Round&, Deadline)>;
+
+struct CustomOptions {
+  uint32_t world = 1;
+  uint32_t worker = 0;
+  /// The function is given rounds of a CUDA device, too. Round::execution then is a stream in which
+  /// the planes are written, and where the function leaves what it enqueues: the reducer waits for
+  /// that, until the deadline. Otherwise such rounds are refused, as they are by reducers of the
+  /// host.
+  bool takes_devices = false;
+};
+
+/// The caller's own engine. Its function is called by one thread at a time.
+Result<std::unique_ptr<Reducer>> create_custom_reducer(const CustomOptions& options,
+                                                       ReduceFunction function);
 
 struct StagedOptions {
   /// Rounds beyond this travel in chunks of about so many bytes. The same on all workers.

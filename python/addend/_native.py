@@ -252,6 +252,9 @@ class ServiceOptions(ctypes.Structure):
 
 
 ReduceFunction = ctypes.CFUNCTYPE(c_int, c_void_p, POINTER(Round), c_uint64)
+DeviceReduceFunction = ctypes.CFUNCTYPE(
+    c_int, c_void_p, POINTER(Round), c_uint32, c_void_p, c_uint64
+)
 
 
 _CODEC = c_void_p
@@ -263,6 +266,12 @@ _FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("last_error", c_char_p, []),
     ("fold", c_int, [c_int, c_void_p, c_void_p, c_uint64]),
     ("fold_tables", c_int, [c_int, c_void_p, c_void_p, c_size_t, c_void_p, c_uint64]),
+    ("fold_on_device", c_int, [c_int, c_void_p, c_void_p, c_uint64, c_void_p]),
+    (
+        "fold_tables_on_device",
+        c_int,
+        [c_int, c_void_p, c_void_p, c_size_t, c_void_p, c_uint64, c_void_p],
+    ),
     ("layout_init", None, [POINTER(Layout), c_size_t]),
     ("codec_create", c_int, [c_char_p, POINTER(Layout), POINTER(_CODEC)]),
     ("codec_destroy", None, [_CODEC]),
@@ -316,6 +325,11 @@ _FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("pipeline_position", None, [_PIPELINE, POINTER(c_uint64), POINTER(c_uint32)]),
     ("pipeline_destroy", None, [_PIPELINE]),
     ("custom_create", c_int, [c_uint32, c_uint32, ReduceFunction, c_void_p, POINTER(_REDUCER)]),
+    (
+        "custom_create_for_devices",
+        c_int,
+        [c_uint32, c_uint32, DeviceReduceFunction, c_void_p, POINTER(_REDUCER)],
+    ),
     ("fallback_create", c_int, [_REDUCER, _REDUCER, SwitchFunction, c_void_p, POINTER(_REDUCER)]),
     ("staged_create", c_int, [_REDUCER, c_uint64, POINTER(_REDUCER)]),
     ("set_error", None, [c_char_p]),

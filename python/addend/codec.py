@@ -246,7 +246,7 @@ def round_from_native(native: _native.Round) -> Round:
     return Round(native.last != 0, planes)
 
 
-def plane_of(native: _native.Plane) -> Plane:
+def plane_of(native: _native.Plane, stream: int | None = None) -> Plane:
     op, lanes = _OPS[native.op], native.lanes
     return Plane(
         op,
@@ -256,6 +256,7 @@ def plane_of(native: _native.Plane) -> Plane:
         native.sums or 0,
         op.nbytes(lanes),
         op.sum_nbytes(lanes),
+        stream,
     )
 
 

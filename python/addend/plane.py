@@ -78,6 +78,9 @@ class Plane(NamedTuple):
     sums: int  # table sums: where the sums go; else 0
     nbytes: int  # of data
     sum_nbytes: int  # of sums for table sums, else of data
+    stream: int | None = (
+        None  # a CUDA device's lanes, in the order of this stream; None: the host's
+    )
 
 
 class Round(NamedTuple):
@@ -87,16 +90,26 @@ class Round(NamedTuple):
     planes: list[Plane]
 
 
-def fold(op: Op, accumulator: int, lanes_in: int, lanes: int) -> None:
-    """accumulator (op)= lanes_in, lane by lane, at two addresses. Not for table sums."""
-    check(library.fold(op, accumulator, lanes_in, lanes))
+def fold(op: Op, accumulator: int, lanes_in: int, lanes: int, stream: int | None = None) -> None:
+    """accumulator (op)= lanes_in, lane by lane, at two addresses. Not for table sums. `stream`: of
+    the CUDA device whose addresses they are, where it is enqueued."""
+    if stream is None:
+        check(library.fold(op, accumulator, lanes_in, lanes))
+    else:
+        check(library.fold_on_device(op, accumulator, lanes_in, lanes, stream))
 
 
-def fold_tables(op: Op, sums: int, indices: Sequence[int], table: int, lanes: int) -> None:
-    """sums = table[index i] of all workers, added up: their indices at these addresses.
+def fold_tables(
+    op: Op, sums: int, indices: Sequence[int], table: int, lanes: int, stream: int | None = None
+) -> None:
+    """sums = table[index i] of all workers, added up: their indices at these addresses. `stream` as
+    above; there the sums must be zeros before.
 
     Indices begin in a byte's low bits. Narrow sums come out as they travel back.
     """
-    ctypes.memset(sums, 0, op.sum_nbytes(lanes))
     sources = (ctypes.c_void_p * len(indices))(*indices)
-    check(library.fold_tables(op, sums, sources, len(indices), table, lanes))
+    if stream is None:
+        ctypes.memset(sums, 0, op.sum_nbytes(lanes))
+        check(library.fold_tables(op, sums, sources, len(indices), table, lanes))
+    else:
+        check(library.fold_tables_on_device(op, sums, sources, len(indices), table, lanes, stream))

@@ -137,23 +137,38 @@ def call_back(
     world: int,
     worker: int,
     reduce: Callable[[Sequence[Plane], float], None],
+    *,
+    takes_devices: bool = False,
 ) -> Reducer:
     """A group of the caller's own: `reduce(planes, timeout_s)` sums planes over all workers, in
-    place, in a thread of the pipeline's."""
+    place, in a thread of the pipeline's. With `takes_devices` also those of a CUDA device: what it
+    does to them it leaves in the order of their stream, and need not wait for."""
 
-    def function(_context: int, native: Any, timeout_ns: int) -> int:
+    def call(native: Any, stream: int | None, timeout_ns: int) -> int:
         planes = native.contents.planes[: native.contents.plane_count]
         try:
-            reduce([plane_of(plane) for plane in planes], timeout_ns * 1e-9)
+            reduce([plane_of(plane, stream) for plane in planes], timeout_ns * 1e-9)
         except BaseException as error:  # must not pass through C
             library.set_error(str(error).encode())
             return int(error.status if isinstance(error, Error) else Status.UNAVAILABLE)
         return int(Status.OK)
 
-    callback = _native.ReduceFunction(function)
+    def of_host(_context: int, native: Any, timeout_ns: int) -> int:
+        return call(native, None, timeout_ns)
+
+    def of_any(_context: int, native: Any, device: int, stream: int, timeout_ns: int) -> int:
+        return call(native, (stream or 0) if device else None, timeout_ns)
+
     handle = ctypes.c_void_p()
-    check(library.custom_create(world, worker, callback, None, ctypes.byref(handle)))
-    return Reducer(handle, world, worker, callback)
+    function: Any
+    if takes_devices:
+        function = _native.DeviceReduceFunction(of_any)
+        create = library.custom_create_for_devices
+    else:
+        function = _native.ReduceFunction(of_host)
+        create = library.custom_create
+    check(create(world, worker, function, None, ctypes.byref(handle)))
+    return Reducer(handle, world, worker, function)
 
 
 def fall_back(primary: Reducer, fallback: Reducer, on_switch: Callable[[str], None]) -> Reducer:

@@ -41,6 +41,30 @@ addend_status hand_over(const addend::Result<std::vector<uint8_t>>& saved, void*
   return ADDEND_OK;
 }
 
+addend_status refuse(const char* function, const char* why) {
+  return invalid((std::string(function) + ": " + why).c_str());
+}
+
+addend_status check_fold(const char* function, addend_op op, const void* acc, const void* in,
+                         uint64_t lanes) {
+  if (!is_op(op) || addend::is_table_sum(static_cast<addend::Op>(op)))
+    return refuse(function, "not a plain plane operation");
+  if (lanes > 0 && (acc == nullptr || in == nullptr)) return refuse(function, "null lanes");
+  return ADDEND_OK;
+}
+
+addend_status check_fold_tables(const char* function, addend_op op, const void* acc,
+                                const uint8_t* const* indices, size_t sources, const void* table,
+                                uint64_t lanes) {
+  const auto known = static_cast<addend::Op>(op);
+  if (!is_op(op) || !addend::is_table_sum(known)) return refuse(function, "not a table sum");
+  bool missing = (table == nullptr && addend::op_table_bytes(known) > 0) ||
+                 (lanes > 0 && (acc == nullptr || (sources > 0 && indices == nullptr)));
+  for (size_t s = 0; !missing && lanes > 0 && s < sources; ++s)
+    missing = indices[s] == nullptr;
+  return missing ? refuse(function, "null lanes or table") : ADDEND_OK;
+}
+
 }  // namespace
 
 extern "C" {
@@ -60,29 +84,39 @@ void addend_set_error(const char* message) {
 }
 
 addend_status addend_fold(addend_op op, void* acc, const void* in, uint64_t lanes) {
-  if (!is_op(op) || addend::is_table_sum(static_cast<addend::Op>(op))) {
-    return invalid("addend_fold: not a plain plane operation");
-  }
-  if (lanes > 0 && (acc == nullptr || in == nullptr)) return invalid("addend_fold: null lanes");
-  addend::fold(static_cast<addend::Op>(op), acc, in, lanes);
-  return ADDEND_OK;
+  const addend_status status = check_fold("addend_fold", op, acc, in, lanes);
+  if (status == ADDEND_OK) addend::fold(static_cast<addend::Op>(op), acc, in, lanes);
+  return status;
 }
 
 addend_status addend_fold_tables(addend_op op, void* acc, const uint8_t* const* indices,
                                  size_t sources, const void* table, uint64_t lanes) {
-  const auto known = static_cast<addend::Op>(op);
-  if (!is_op(op) || !addend::is_table_sum(known)) {
-    return invalid("addend_fold_tables: not a table sum");
-  }
-  if ((table == nullptr && addend::op_table_bytes(known) > 0) ||
-      (lanes > 0 && (acc == nullptr || (sources > 0 && indices == nullptr)))) {
-    return invalid("addend_fold_tables: null lanes or table");
-  }
-  for (size_t s = 0; lanes > 0 && s < sources; ++s) {
-    if (indices[s] == nullptr) return invalid("addend_fold_tables: null lanes or table");
-  }
-  addend::fold_tables(known, acc, indices, sources, table, lanes);
-  return ADDEND_OK;
+  const addend_status status =
+      check_fold_tables("addend_fold_tables", op, acc, indices, sources, table, lanes);
+  if (status == ADDEND_OK)
+    addend::fold_tables(static_cast<addend::Op>(op), acc, indices, sources, table, lanes);
+  return status;
+}
+
+addend_status addend_fold_on_device(addend_op op, void* acc, const void* in, uint64_t lanes,
+                                    void* stream) {
+  const addend_status status = check_fold("addend_fold_on_device", op, acc, in, lanes);
+  if (status != ADDEND_OK || lanes == 0) return status;
+  return guarded([&] {
+    return to_status(addend::fold_on_device(static_cast<addend::Op>(op), acc, in, lanes, stream));
+  });
+}
+
+addend_status addend_fold_tables_on_device(addend_op op, void* acc, const uint8_t* const* indices,
+                                           size_t sources, const void* table, uint64_t lanes,
+                                           void* stream) {
+  const addend_status status =
+      check_fold_tables("addend_fold_tables_on_device", op, acc, indices, sources, table, lanes);
+  if (status != ADDEND_OK || lanes == 0) return status;
+  return guarded([&] {
+    return to_status(addend::fold_tables_on_device(static_cast<addend::Op>(op), acc, indices,
+                                                   sources, table, lanes, stream));
+  });
 }
 
 void addend_layout_init(addend_layout* layout, size_t size) {

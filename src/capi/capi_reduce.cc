@@ -32,36 +32,30 @@ addend::Deadline deadline_after(uint64_t timeout_ns) {
   return std::chrono::steady_clock::now() + std::chrono::nanoseconds(std::min(timeout_ns, kDay));
 }
 
-// A reducer made of the caller's function.
-class CustomReducer final : public addend::Reducer {
- public:
-  CustomReducer(uint32_t world, uint32_t worker, addend_reduce_function function, void* context)
-      : world_(world), worker_(worker), reduce_(function), context_(context) {}
-  uint32_t world() const override { return world_; }
-  uint32_t worker() const override { return worker_; }
+uint64_t left_ns(addend::Deadline deadline) {
+  const auto left = deadline - std::chrono::steady_clock::now();
+  const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(left).count();
+  return ns > 0 ? static_cast<uint64_t>(ns) : 0;
+}
 
-  Status reduce(Round& round, addend::Deadline deadline) override {
-    if (round.execution.device != addend::Execution::Device::kCpu) {
-      return addend::make_error(Errc::kUnsupported,
-                                "a reduce function takes planes of the host, and these are a "
-                                "device's: see addend_staged_create");
-    }
-    const auto left = deadline - std::chrono::steady_clock::now();
-    const auto left_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(left).count();
-    addend_round planes = addend::to_c(round);
-    t_last_error = "the reduce function gave no message";
-    const addend_status status =
-        reduce_(context_, &planes, left_ns > 0 ? static_cast<uint64_t>(left_ns) : 0);
-    if (status == ADDEND_OK) return {};
-    const bool known = status > ADDEND_OK && status <= ADDEND_CHANGED;
-    return addend::make_error(known ? static_cast<Errc>(status) : Errc::kUnavailable, t_last_error);
-  }
-
- private:
-  uint32_t world_, worker_;
-  addend_reduce_function reduce_;
-  void* context_;
-};
+// call(round, where, timeout_ns) is the caller's function.
+template <typename Call>
+addend_status create_custom(const addend::CustomOptions& options, Call call,
+                            addend_reducer** reducer) {
+  auto made = addend::create_custom_reducer(
+      options, [call](Round& round, addend::Deadline deadline) -> Status {
+        addend_round planes = addend::to_c(round);
+        t_last_error = "the reduce function gave no message";
+        const addend_status status = call(&planes, round.execution, left_ns(deadline));
+        if (status == ADDEND_OK) return {};
+        const bool known = status > ADDEND_OK && status <= ADDEND_CHANGED;
+        return addend::make_error(known ? static_cast<Errc>(status) : Errc::kUnavailable,
+                                  t_last_error);
+      });
+  if (!made) return fail(made.error());
+  *reducer = new addend_reducer{std::move(*made)};
+  return ADDEND_OK;
+}
 
 }  // namespace
 
@@ -230,10 +224,25 @@ addend_status addend_custom_create(uint32_t world, uint32_t worker, addend_reduc
     if (reduce == nullptr || reducer == nullptr)
       return invalid("addend_custom_create: null argument");
     *reducer = nullptr;
-    if (world == 0 || worker >= world)
-      return invalid("addend_custom_create: worker is not below world");
-    *reducer = new addend_reducer{std::make_unique<CustomReducer>(world, worker, reduce, context)};
-    return ADDEND_OK;
+    const auto call = [=](addend_round* round, const addend::Execution&, uint64_t timeout_ns) {
+      return reduce(context, round, timeout_ns);
+    };
+    return create_custom({world, worker, false}, call, reducer);
+  });
+}
+
+addend_status addend_custom_create_for_devices(uint32_t world, uint32_t worker,
+                                               addend_device_reduce_function reduce, void* context,
+                                               addend_reducer** reducer) {
+  return guarded([&] {
+    if (reduce == nullptr || reducer == nullptr)
+      return invalid("addend_custom_create_for_devices: null argument");
+    *reducer = nullptr;
+    const auto call = [=](addend_round* round, const addend::Execution& where,
+                          uint64_t timeout_ns) {
+      return reduce(context, round, static_cast<uint32_t>(where.device), where.stream, timeout_ns);
+    };
+    return create_custom({world, worker, true}, call, reducer);
   });
 }
 

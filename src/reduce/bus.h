@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies between a device and the host, in both directions at once.
+// Streams beside a codec's: copies between a device and the host, in both directions at once, and
+// whatever else reducers have to do there.
 #pragma once
 
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "addend/result.h"
@@ -19,6 +22,21 @@ class Bus {
     for (void** stream : {&bus->out_, &bus->back_, &bus->told_})
       ADDEND_TRY(device.check(device.runtime->create_stream(stream), "making a stream"));
     return bus;
+  }
+  /// Opens `bus` for the device that a stream is of, or finds that it has that one.
+  static Status reach(void* stream, std::unique_ptr<Bus>& bus) {
+    const auto device = cuda::Device::of(stream);
+    ADDEND_TRY(device);
+    if (!bus) {
+      auto opened = open(*device);
+      ADDEND_TRY(opened);
+      bus = std::move(*opened);
+    }
+    if (bus->device().number == device->number) return {};
+    return make_error(Errc::kUnsupported, "a reducer takes planes of one device: it has those of " +
+                                              std::to_string(bus->device().number) +
+                                              " and was given some of " +
+                                              std::to_string(device->number));
   }
   ~Bus() {
     drain();

@@ -222,7 +222,7 @@ class StagedReducer final : public Reducer {
   }
 
   Status copy_out(Way& way) {
-    ADDEND_TRY(open_bus(way.round->execution.stream));
+    ADDEND_TRY(Bus::reach(way.round->execution.stream, bus_));
     const cuda::Device& device = bus_->device();
     const cuda::OnDevice here(device);
     const staged::Places places = staged::place(*way.round);
@@ -257,21 +257,6 @@ class StagedReducer final : public Reducer {
       reducer->changed_.notify_all();
     }
     reducer->host_->wake();
-  }
-
-  Status open_bus(void* stream) {
-    const auto device = cuda::Device::of(stream);
-    ADDEND_TRY(device);
-    if (!bus_) {
-      auto bus = Bus::open(*device);
-      ADDEND_TRY(bus);
-      bus_ = std::move(*bus);
-    }
-    if (bus_->device().number == device->number) return {};
-    return make_error(Errc::kUnsupported,
-                      "a staged reducer takes planes of one device: it has those of " +
-                          std::to_string(bus_->device().number) + " and was given some of " +
-                          std::to_string(device->number));
   }
 
   Status take_memory(uint64_t bytes, Way& way) {

@@ -127,18 +127,28 @@ TEST(StagedReducer, ADifferenceIsToldToAllWithChunksUnderWay) {
 }
 
 TEST(StagedReducer, HostReducersRefuseADevicesPlanesByName) {
-  auto group = create_local_group(1);
-  ASSERT_TRUE(group);
-  const auto reducer = (*group)->reducer(0);
-  uint32_t lane = 1;
-  Round round;
-  round.add({Op::kSumI32, 1, &lane, nullptr, nullptr});
-  round.execution.device = Execution::Device::kCuda;
-  const Status status = reducer->reduce(round, soon());
-  ASSERT_FALSE(status);
-  EXPECT_EQ(status.error().code, Errc::kUnsupported);
-  EXPECT_NE(status.error().message.find("staged"), std::string::npos);
-  EXPECT_EQ(lane, 1u);
+  auto group = create_local_group(2);
+  auto custom = create_custom_reducer({}, [](Round&, Deadline) { return Status(); });
+  ASSERT_TRUE(group && custom);
+  const auto local = (*group)->reducer(0);
+  for (Reducer* reducer : {local.get(), custom->get()}) {
+    uint32_t lane = 1;
+    Round round;
+    round.add({Op::kSumI32, 1, &lane, nullptr, nullptr});
+    round.execution.device = Execution::Device::kCuda;
+    const Status status = reducer->reduce(round, soon());
+    ASSERT_FALSE(status);
+    EXPECT_EQ(status.error().code, Errc::kUnsupported);
+    EXPECT_NE(status.error().message.find("staged"), std::string::npos);
+    EXPECT_EQ(lane, 1u);
+  }
+}
+
+TEST(CustomReducer, OptionsThatMakeNoSenseAreRefused) {
+  const ReduceFunction nothing = [](Round&, Deadline) { return Status(); };
+  EXPECT_FALSE(create_custom_reducer({}, nullptr));
+  EXPECT_FALSE(create_custom_reducer({0, 0, false}, nothing));
+  EXPECT_FALSE(create_custom_reducer({2, 2, true}, nothing));
 }
 
 TEST(StagedReducer, OptionsThatMakeNoSenseAreRefused) {

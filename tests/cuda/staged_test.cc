@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Workers on a device and workers on the host in one group, through pipelines: the sums of a group
-// that is all on the host.
+// that is all on the host. Likewise where planes stay on the device.
 #include <functional>
+#include <future>
 #include <thread>
 
 #include "addend/pipeline.h"
@@ -23,7 +24,39 @@ struct Job {
   uint32_t on_device = 0;  ///< bit w: worker w
   uint32_t buckets = 3;
   uint32_t steps = 3;
+  enum class By : uint8_t { kStaged, kOwn, kFunction };
+  By by =
+      By::kStaged;  ///< kOwn: the group's own reducers; kFunction: one that takes devices' planes
 };
+
+/// What a function of a caller's may do: planes to the host, summed there, and back in the order of
+/// the stream, for which it does not wait.
+Status sum_by_host(const TestDevice& device, Reducer& host, std::vector<Bytes>& sums, Round& round,
+                   Deadline deadline) {
+  if (round.execution.device == Execution::Device::kCpu) return host.reduce(round, deadline);
+  void* const stream = round.execution.stream;
+  Round here = round;
+  here.execution = {};
+  std::vector<Bytes> indices;
+  sums.clear();
+  for (Plane& plane : here) {
+    Bytes lanes(op_bytes(plane.op, plane.lanes));
+    EXPECT_EQ(device.runtime()->copy(lanes.data(), plane.data, lanes.size(), stream), 0);
+    EXPECT_EQ(device.runtime()->synchronize(stream), 0);
+    const bool table = is_table_sum(plane.op);
+    sums.push_back(table ? Bytes(op_sum_bytes(plane.op, plane.lanes)) : lanes);
+    if (table) indices.push_back(lanes);
+    plane.data = table ? indices.back().data() : sums.back().data();
+    plane.sums = table ? sums.back().data() : nullptr;
+  }
+  ADDEND_TRY(host.reduce(here, deadline));
+  for (std::size_t i = 0; i < round.size; ++i) {
+    const Plane& plane = round.planes[i];
+    void* to = is_table_sum(plane.op) ? plane.sums : plane.data;
+    EXPECT_EQ(device.runtime()->copy(to, sums[i].data(), sums[i].size(), stream), 0);
+  }
+  return {};
+}
 
 /// What worker 0 has after each step.
 std::vector<Bytes> sums_of(const Job& job) {
@@ -32,9 +65,18 @@ std::vector<Bytes> sums_of(const Job& job) {
   std::vector<std::vector<Bytes>> results(job.world);
   const auto worker = [&](uint32_t w) {
     const TestDevice device;
-    auto reducer = create_staged_reducer((*group)->reducer(w), {1 << 16});
-    ASSERT_TRUE(reducer);
-    auto pipeline = create_pipeline(**reducer);
+    std::unique_ptr<Reducer> reducer = (*group)->reducer(w), host;
+    std::vector<Bytes> memory_of_function;
+    if (job.by == Job::By::kStaged) {
+      reducer = std::move(*create_staged_reducer(std::move(reducer), {1 << 16}));
+    } else if (job.by == Job::By::kFunction) {
+      host = std::move(reducer);
+      const auto function = [&](Round& round, Deadline deadline) {
+        return sum_by_host(device, *host, memory_of_function, round, deadline);
+      };
+      reducer = std::move(*create_custom_reducer({job.world, w, true}, function));
+    }
+    auto pipeline = create_pipeline(*reducer);
     ASSERT_TRUE(pipeline);
     const bool there = (job.on_device >> w & 1) != 0;
     Layout layout;
@@ -113,6 +155,56 @@ TEST_F(CudaStaged, DenseBucketsOfADeviceTravelInChunks) {
   const std::vector<Bytes> expected = sums_of(job);
   job.on_device = 6;
   EXPECT_EQ(sums_of(job), expected);
+}
+
+TEST_F(CudaStaged, AGroupOfOneSumsPlanesWhereTheyAre) {
+  for (const char* spec : {"exact:choice=device", "dense", "quant:bits=4", "cast:bf16",
+                           "quant:bits=4,carrier=indices,feedback=float"}) {
+    Job job;
+    job.spec = spec;
+    job.world = 1;
+    const std::vector<Bytes> expected = sums_of(job);
+    job.by = Job::By::kOwn;
+    job.on_device = 1;
+    EXPECT_EQ(sums_of(job), expected) << spec;
+  }
+}
+
+TEST_F(CudaStaged, AFunctionIsGivenPlanesOfADeviceInTheirOrder) {
+  for (const char* spec : {"exact:choice=device", "quant:bits=4,carrier=indices"}) {
+    Job job;
+    job.spec = spec;
+    const std::vector<Bytes> expected = sums_of(job);
+    job.by = Job::By::kFunction;
+    for (const uint32_t mixed : {2u, 7u}) {
+      job.on_device = mixed;
+      EXPECT_EQ(sums_of(job), expected) << spec << ", devices " << mixed;
+    }
+  }
+}
+
+TEST_F(CudaStaged, AFunctionsWorkThatDoesNotEndIsATimeout) {
+  const TestDevice device;
+  std::promise<void> release;
+  std::shared_future<void> released = release.get_future().share();
+  const auto block = [](void* future) { static_cast<std::shared_future<void>*>(future)->wait(); };
+  auto reducer = create_custom_reducer({1, 0, true}, [&](Round& round, Deadline) {
+    EXPECT_NE(round.execution.stream, device.stream());
+    EXPECT_EQ(device.runtime()->call_host(round.execution.stream, block, &released), 0);
+    return Status();
+  });
+  ASSERT_TRUE(reducer);
+  cuda::DeviceBuffer lanes(device.runtime());
+  ASSERT_TRUE(lanes.reserve(64));
+  Round round;
+  round.add({Op::kSumI32, 16, lanes.as<void>(), nullptr, nullptr});
+  round.execution = {Execution::Device::kCuda, device.stream()};
+  const Status status =
+      (*reducer)->reduce(round, std::chrono::steady_clock::now() + std::chrono::milliseconds(50));
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().code, Errc::kTimeout);
+  EXPECT_EQ(device.runtime()->query_stream(device.stream()), 0) << "the codec's stream waits";
+  release.set_value();
 }
 
 TEST_F(CudaStaged, APlanThatDiffersIsToldToAll) {

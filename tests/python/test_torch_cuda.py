@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import random
 from typing import Any
 
 import pytest
@@ -12,22 +14,42 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 import addend.torch
+from addend import Op, Plane, Unsupported
+from addend.torch._bucket import side_stream
 from addend.torch._collectives import _Dense, _known_context
-from addend.torch._engine import can_encode_on
+from addend.torch._engine import can_encode_on, is_backend_taken
+from addend.torch._group_sums import GroupSums
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
 
+class Chatty(torch.autograd.Function):
+    """A layer that has a collective of its own in its backward pass."""
+
+    @staticmethod
+    def forward(_context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_context: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(gradients[0])
+        return gradients[0]
+
+
 class Model(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, chatty: bool = False) -> None:
         super().__init__()
+        self.chatty = chatty
         self.table = torch.nn.Embedding(5000, 64)
         self.layers = torch.nn.Sequential(
             torch.nn.Linear(64, 512), torch.nn.GELU(), torch.nn.Linear(512, 1)
         )
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.layers(self.table(rows).mean(1))  # type: ignore[no-any-return]
+        hidden = self.table(rows).mean(1)
+        if self.chatty:
+            hidden = Chatty.apply(hidden)  # type: ignore[no-untyped-call]
+        return self.layers(hidden)  # type: ignore[no-any-return]
 
 
 def _check_sums(rank: int) -> None:
@@ -88,6 +110,7 @@ def _train(rank: int, codec: str | None, **options: Any) -> list[float]:
     assert all(torch.equal(one, flat) for one in everyone), f"{codec}: replicas differ"
     if handle is not None:
         if can_encode_on(flat.device):
+            assert handle._engine.planes_stay == (dist.get_world_size() == 1)
             there = [b.codecs.on_device for b in handle._buckets.values() if b.codecs is not None]
             assert all(there), f"{codec}: {there}"
         handle.close()
@@ -100,6 +123,7 @@ def _body(rank: int, world: int, rendezvous: str, backend: str) -> None:
         backend, init_method=f"file://{rendezvous}", rank=rank, world_size=world
     )
     _check_sums(rank)
+    _check_order(rank)
     for options in ({}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 1}):
         plain = _train(rank, None, **options)
         assert _train(rank, "exact", **options) == pytest.approx(plain, rel=1e-5)
@@ -111,9 +135,159 @@ def _body(rank: int, world: int, rendezvous: str, backend: str) -> None:
     dist.destroy_process_group()
 
 
+def _slow(milliseconds: int = 50) -> None:
+    """The current stream does nothing for a while; the host goes on."""
+    torch.cuda._sleep(milliseconds * 2_000_000)
+
+
+def _check_order(rank: int) -> None:
+    """Sums come after what wrote a tensor and before what reads it, however slow a stream is, and
+    memory is not given to others before that."""
+    world = dist.get_world_size()
+    base = torch.randn(2_000_003, generator=torch.Generator().manual_seed(1)).cuda()
+    expected = base * sum(range(1, world + 1))
+    for codec in ("exact", "quant:bits=8"):
+        for late in ("the caller's", "ours", "both"):
+            given = torch.zeros_like(base)
+            torch.cuda.synchronize()
+            if late != "ours":
+                _slow()
+            if late != "the caller's":
+                with torch.cuda.stream(side_stream(given.device)):
+                    _slow()
+            given.add_(base, alpha=rank + 1)
+            work = addend.torch.all_reduce(given, codec=codec, async_op=True)
+            work.wait()
+            got = given.clone()
+            del given, work
+            other = torch.full_like(base, -1.0)  # where it was, if it may be there
+            error = float((got - expected).norm() / expected.norm())
+            assert error < (1e-6 if codec == "exact" else 0.02), (codec, late)
+            assert bool((other == -1.0).all()), (codec, late)
+
+
 # NCCL refuses two ranks on one device, so with one device its group has one member.
 @pytest.mark.parametrize(("backend", "world"), [("gloo", 2), ("nccl", 1)])
 def test_on_a_device(backend: str, world: int, tmp_path: Any) -> None:
     if backend == "nccl" and not dist.is_nccl_available():
         pytest.skip("this torch has no NCCL")
     spawn(_body, (world, str(tmp_path / "rendezvous"), backend), nprocs=world)
+
+
+# ---- planes over a process group
+
+
+def _random_plane(op: Op, lanes: int, world: int, generator: random.Random) -> bytes:
+    """Lanes whose sums do not overflow."""
+    if op in (Op.SUM_F32, Op.SUM_BF16, Op.SUM_F16):
+        dtype = {Op.SUM_F32: torch.float32, Op.SUM_BF16: torch.bfloat16}.get(op, torch.float16)
+        whole = torch.tensor([float(generator.randrange(-8, 8)) for _ in range(lanes)])
+        return bytes(whole.to(dtype).view(torch.uint8).tolist())
+    data = bytearray(generator.randbytes(op.nbytes(lanes)))
+    if op is Op.SUM_U8:
+        return bytes(b // world for b in data)
+    if op is Op.SUM_U16:
+        data[1::2] = bytes(b // world for b in data[1::2])
+    if op in (Op.TABLE_SUM_U8, Op.TABLE_SUM_U16) and lanes % 2:
+        data[-1] &= 15
+    return bytes(data)
+
+
+def _sum_planes(rank: int, world: int, rendezvous: str, backend: str) -> None:
+    torch.cuda.set_device(0)
+    dist.init_process_group(
+        backend, init_method=f"file://{rendezvous}", rank=rank, world_size=world
+    )
+    device = torch.device("cuda", 0)
+    there, here = GroupSums(dist.group.WORLD, device), None
+    if backend == "gloo":
+        here = GroupSums(dist.group.WORLD, torch.device("cpu"))
+        there.native = there.native - {Op.OR_U64}  # as NCCL, which has no OR
+    else:
+        assert Op.OR_U64 not in there.native
+    table = (ctypes.c_uint16 * 16)(*[3 * i for i in range(16)])
+    small = (ctypes.c_uint8 * 16)(*[2 * i for i in range(16)])
+    stream = torch.cuda.Stream()
+    for lanes in (1, 7, 64, 1000, 70_001):
+        planes: dict[str, list[Plane]] = {"cpu": [], "cuda": []}
+        results: dict[str, list[torch.Tensor]] = {"cpu": [], "cuda": []}
+        for op in [op for op in Op if not op.is_narrow_sum]:
+            data = _random_plane(op, lanes, world, random.Random(f"{op} {lanes} {rank}"))
+            entries = small if op is Op.TABLE_SUM_U8 else table
+            for where in ("cpu", "cuda"):
+                mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(where)
+                sums = torch.full((op.sum_nbytes(lanes),), 0xEE, dtype=torch.uint8, device=where)
+                results[where].append(sums if op.is_table_sum else mine)
+                planes[where].append(
+                    Plane(
+                        op,
+                        lanes,
+                        mine.data_ptr(),
+                        ctypes.addressof(entries) if op.is_table_sum else 0,
+                        sums.data_ptr() if op.is_table_sum else 0,
+                        op.nbytes(lanes),
+                        op.sum_nbytes(lanes),
+                        stream.cuda_stream if where == "cuda" else None,
+                    )
+                )
+                results[where].append(mine)  # kept alive; indices stay as they are
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            _slow(5)
+        there.reduce(planes["cuda"], 60.0)
+        stream.synchronize()
+        if here is not None:
+            here.reduce(planes["cpu"], 60.0)
+        else:  # of one worker
+            for plane, sums in zip(planes["cpu"], results["cpu"][::2]):
+                if plane.op.is_table_sum:
+                    addend.fold_tables(
+                        plane.op, sums.data_ptr(), [plane.data], plane.table, plane.lanes
+                    )
+        for plane, one, other in zip(planes["cpu"], results["cpu"][::2], results["cuda"][::2]):
+            assert torch.equal(one, other.cpu()), (plane.op, lanes)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("backend", "world"), [("gloo", 2), ("gloo", 3), ("nccl", 1)])
+def test_planes_of_a_device_are_summed_there(backend: str, world: int, tmp_path: Any) -> None:
+    if backend == "nccl" and not dist.is_nccl_available():
+        pytest.skip("this torch has no NCCL")
+    spawn(_sum_planes, (world, str(tmp_path / "rendezvous"), backend), nprocs=world)
+
+
+def _over_nccl(rank: int, world: int, rendezvous: str) -> None:
+    torch.cuda.set_device(0)
+    dist.init_process_group("nccl", init_method=f"file://{rendezvous}", rank=rank, world_size=world)
+    options = {"bucket_cap_mb": 1, "gradient_as_bucket_view": True}
+    plain = _train(rank, None, **options)
+    assert _train(rank, "exact", **options) == pytest.approx(plain, rel=1e-5)
+    quantised = _train(rank, "quant:bits=4,feedback=float,carrier=indices", **options)
+    assert quantised == pytest.approx(plain, abs=0.01)
+
+    # Layers and table in buckets of their own: between their hooks a layer can be heard.
+    model = DistributedDataParallel(Model().cuda(), device_ids=[0], bucket_cap_mb=0.1)
+    handle = addend.torch.attach(model, codec="exact")
+    assert handle._engine.launches is not None
+    assert handle._engine.way == "group"
+    rows = torch.randint(0, 5000, (16, 4)).cuda()
+    for _ in range(3):
+        model(rows).square().mean().backward()
+    assert is_backend_taken()  # the next one would have a mesh, if it were not alone
+    model.module.chatty = True
+    loss = model(rows).square().mean()
+    with pytest.raises(Unsupported, match="collectives of other groups came during backward"):
+        loss.backward()
+    handle.close()
+    assert not is_backend_taken()
+    addend.torch.close_all()
+    dist.destroy_process_group()
+
+
+def test_planes_go_over_nccl_and_nobody_else_meanwhile(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not dist.is_nccl_available() or not can_encode_on(torch.device("cuda", 0)):
+        pytest.skip("needs NCCL and libaddend_cuda.so")
+    monkeypatch.setenv("ADDEND_MESH", "off")  # one rank would be alone otherwise
+    spawn(_over_nccl, (1, str(tmp_path / "rendezvous")), nprocs=1)

@@ -24,6 +24,7 @@ from addend.torch._checks import (
 )
 from addend.torch._engine import Engine
 from addend.torch._hook import Handle
+from addend.torch._launches import only_the_hook
 from addend.torch._specs import (
     Specs,
     keeps_residual,
@@ -90,7 +91,9 @@ def attach(
         if keeps_residual(specs.of(name)):
             raise InvalidArgument(f"{name}: feedback needs dense gradients, this one is sparse")
     device = next(model.module.parameters()).device
-    engine = start(group, deadline, device, link, aggregator, threads)
+    engine = start(
+        group, deadline, device, link, aggregator, threads, by_backend=only_the_hook(model)
+    )
     try:
         if engine.repeats and sparse:
             raise Unsupported(f"{sparse[0]}: sparse gradients have no sums without late ranks")
@@ -160,8 +163,6 @@ def _log_start(model: Any, specs: Specs, engine: Engine) -> None:
 def _where(engine: Engine, parameters: list[torch.nn.Parameter]) -> str:
     if all(p.device.type == "cpu" for p in parameters):
         return "tensors on the CPU"
-    return (
-        "planes staged through pinned memory"
-        if engine.on_device
-        else "tensors staged through pinned memory"
-    )
+    if not engine.on_device:
+        return "tensors staged through pinned memory"
+    return "planes on the device" if engine.planes_stay else "planes staged through pinned memory"

@@ -2,8 +2,9 @@
 """One rank's end of a group: what sums its gradients, and what is said when that fails.
 
 Gradients are submitted to the native pipeline, whose reducer is direct connections between all
-ranks where they can be made, the process group where not, or an aggregation server with one of
-these to fall back on. Plain sums may be left to the backend, on a group of our own.
+ranks where they can be made, the process group where not, or where it adds planes of a device, or
+an aggregation server with one of these to fall back on. Plain sums may be left to the backend, on a
+group of our own.
 
 A failure ends everything under way, on all ranks, with one error that says where, who and why:
 
@@ -38,6 +39,7 @@ from addend.torch import _group, _log
 from addend.torch._bucket import Plan, side_stream
 from addend.torch._group import Group
 from addend.torch._group_sums import is_timeout
+from addend.torch._launches import Launches
 from addend.torch._peers import Peers, Place, describe
 
 GROUP_GONE = "the process group was destroyed"
@@ -55,6 +57,7 @@ class Way(NamedTuple):
 
     name: str  # mesh, group or server
     group: Group | None = None  # that they have to themselves
+    takes_devices: bool = False  # those of a device as they are
 
 
 def can_encode_on(device: torch.device, spec: str = "dense", dtype: str = "float32") -> bool:
@@ -93,6 +96,9 @@ class Engine:
         takes planes of codecs that run where CUDA tensors are."""
         self.on_device = on_device
         self._groups = [group] if way.group is None else [group, way.group]
+        on_backend = way.takes_devices and way.group is not None
+        self.planes_stay = on_device and way.takes_devices  # where they are encoded
+        self.launches = Launches(tuple(self._groups)) if on_backend else None
         self.group, self.device, self.peers, self.link = group, device, peers, link
         self.world, self.rank, self.way = peers.world, peers.rank, way.name
         self.quorum, self.deadline_s = reducer.quorum, deadline_s
@@ -528,6 +534,11 @@ _open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 def _close_apart(engine: Engine, why: str) -> None:
     # Bare threads that call Python's threading leave an entry there for good.
     threading.Thread(target=engine.close, args=(why,), name="addend-closing", daemon=True).start()
+
+
+def is_backend_taken() -> bool:
+    """Whether an engine of this process sends planes of a device over their backend."""
+    return any(engine.launches is not None and not engine.closed for engine in list(_open_engines))
 
 
 def close_orphans() -> None:

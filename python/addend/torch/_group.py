@@ -91,7 +91,7 @@ def _named_alike(group: Group) -> Iterator[None]:
 
 
 # Backends that take host memory; others move a device's.
-_HOST_BACKENDS = ("gloo", "mpi", "ucc")
+HOST_BACKENDS = ("gloo", "mpi", "ucc")
 
 
 def backends(group: Group) -> dict[str, str]:
@@ -100,7 +100,7 @@ def backends(group: Group) -> dict[str, str]:
     pairs = [part.partition(":") for part in str(config).lower().split(",")]
     # An older torch names the one backend there is.
     return {
-        device if name else ("cpu" if device in _HOST_BACKENDS else "cuda"): name or device
+        device if name else ("cpu" if device in HOST_BACKENDS else "cuda"): name or device
         for device, _, name in pairs
     }
 
@@ -113,7 +113,7 @@ def backend_for(group: Group, device_type: str) -> str:
 
 def transport_device(group: Group) -> torch.device:
     """Where tensors must be for a group: host memory, unless all it has is a device's backend."""
-    if any(name in _HOST_BACKENDS for name in backends(group).values()):
+    if any(name in HOST_BACKENDS for name in backends(group).values()):
         return torch.device("cpu")
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())

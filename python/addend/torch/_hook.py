@@ -190,11 +190,13 @@ class Handle:
         begin = time.perf_counter()
         self._engine.check_open()
         index, buffer = bucket.index(), bucket.buffer()
-        if index <= self._last_index or self._step < 0:
+        first = index <= self._last_index or self._step < 0
+        if first:
             self._begin_step()
         self._last_index = index
         self._last_submitted = begin
         place = Place(self._step, index)
+        self._watch_launches(place, first)
         with self._counting:
             self._unfinished += 1
             self._all_submitted = bucket.is_last()
@@ -213,6 +215,18 @@ class Handle:
         self._meter.count("hook_calls")
         self._meter.count("time/hook_s", time.perf_counter() - begin)
         return promised
+
+    def _watch_launches(self, place: Place, first: bool) -> None:
+        launches = self._engine.launches
+        if launches is None:
+            return
+        if first:
+            launches.begin()
+            return
+        try:
+            launches.check()
+        except addend.Unsupported as error:
+            raise self._engine.fail(error, place) from None
 
     def _promise(
         self, buffer: torch.Tensor
@@ -289,6 +303,8 @@ class Handle:
         mode = "mode/dense" if known.codecs is not None else "fallback/dtype"
 
         def make() -> torch.Tensor:
+            if scale == 1.0:  # one rank's gradients are sums already: its backend changes nothing
+                return buffer
             if self._in_place:
                 return buffer.mul_(scale)
             if known.sums is None:

@@ -14,6 +14,7 @@
 #include "addend/fold.h"
 #include "addend/reduce.h"
 #include "base/bits.h"
+#include "cuda/memory.h"
 #include "reduce/host_memory.h"
 #include "wire/hash.h"
 
@@ -266,6 +267,23 @@ class LocalState {
   std::vector<std::vector<uint64_t>> tiles_;  // per worker, its own
 };
 
+// The sums of one worker are its lanes; of table sums their entries.
+Status sum_alone_on_device(Round& round) {
+  const auto device = cuda::Device::of(round.execution.stream);
+  ADDEND_TRY(device);
+  const cuda::OnDevice here(*device);
+  for (Plane& plane : round) {
+    if (!is_table_sum(plane.op)) continue;
+    const uint64_t bytes = op_sum_bytes(plane.op, plane.lanes);
+    ADDEND_TRY(device->check(device->runtime->fill(plane.sums, 0, bytes, device->stream),
+                             "clearing sums"));
+    const auto* indices = static_cast<const uint8_t*>(plane.data);
+    ADDEND_TRY(fold_tables_on_device(plane.op, plane.sums, &indices, 1, plane.table, plane.lanes,
+                                     device->stream));
+  }
+  return {};
+}
+
 class LocalReducer final : public Reducer {
  public:
   LocalReducer(std::shared_ptr<LocalState> state, uint32_t worker)
@@ -274,6 +292,8 @@ class LocalReducer final : public Reducer {
   uint32_t worker() const override { return worker_; }
   uint32_t local_workers() const override { return world(); }
   Status reduce(Round& round, Deadline deadline) override {
+    if (world() == 1 && round.execution.device != Execution::Device::kCpu)
+      return sum_alone_on_device(round);
     ADDEND_TRY(check_host_memory(round));
     return state_->reduce(worker_, round, deadline);
   }
