@@ -68,19 +68,27 @@ bool Mailbox::has_come() const {
 }
 
 // The letter of a short kernel comes within microseconds, so the first looks follow each other
-// closely; behind a long backward pass they are further apart. A kernel that failed never writes.
+// closely; behind a long backward pass they are further apart. A kernel that failed never writes:
+// the stream is asked seldom, because the driver then keeps other threads from launching.
 Result<const Mail*> Mailbox::wait() const {
   using Clock = std::chrono::steady_clock;
   constexpr auto kClosely = std::chrono::microseconds(200), kApart = std::chrono::microseconds(20);
+  constexpr auto kAskAgain = std::chrono::milliseconds(5);
   const auto begin = Clock::now();
+  auto ask = begin + kAskAgain;
   while (!has_come()) {
-    if (Clock::now() - begin < kClosely) continue;
+    const auto now = Clock::now();
+    if (now - begin < kClosely) continue;
+    if (now < ask) {
+      std::this_thread::sleep_for(kApart);
+      continue;
+    }
+    ask = now + kAskAgain;
     const int code = device_.runtime->query_stream(device_.stream);
     if (code != RuntimeTable::kNotReady && !has_come()) {
       ADDEND_TRY(device_.check(code, "a kernel"));
       return make_error(Errc::kUnavailable, "a kernel ended on the device without an answer");
     }
-    std::this_thread::sleep_for(kApart);
   }
   return memory_.host<Mail>();
 }

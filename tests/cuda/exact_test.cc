@@ -198,6 +198,8 @@ TEST_F(CudaTwoLevel, AutoChoosesItAndItsBlocksAsOnTheCpu) {
     run_rows(of("exact:choice=device", dtype, 1 << 20, 2), 256, 0.02, false, densities);
     run_rows(of("exact:choice=device", dtype, 300007, 2), 100, 0.05, true, densities);
     run_rows(of("exact:choice=device,block=100", dtype, 300007, 2), 100, 0.05, false, densities);
+    // Blocks that a warp looks at together.
+    run_rows(of("exact:choice=device,block=5000", dtype, 300007, 2), 5000, 0.05, false, densities);
     if (HasFailure()) return;
   }
   Layout layout;

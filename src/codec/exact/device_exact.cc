@@ -224,12 +224,21 @@ class DeviceExactCodec final : public SteppedCodec {
 
   Status do_finish(void* gradient) override {
     const cuda::OnDevice here(device_);
+    const bool learns = plan_.mode() != Mode::kDense;
+    if (learns) ADDEND_TRY(ask());  // may fail, and the gradient is not written yet
     if (dense_plane_ != nullptr) {
       ADDEND_TRY(take_dense_plane(layout(), device_, dense_plane_, gradient));
     } else if (layout().count > 0) {
       ADDEND_TRY(scatter(gradient));
     }
-    return observe(gradient);
+    if (!learns) {
+      plan_.count_dense_step();
+      return {};
+    }
+    plan_.count_step(union_);
+    unsettled_ = looks_ || surveys_;
+    if (!unsettled_) learn();
+    return {};
   }
 
   // As UnionIndex::scatter.
@@ -256,24 +265,18 @@ class DeviceExactCodec final : public SteppedCodec {
 
   void do_skip_step() override { plan_.count_dense_step(); }
 
-  Status observe(const void* sum) {
-    if (plan_.mode() == Mode::kDense) {
-      plan_.count_dense_step();
-      return {};
-    }
-    looks_ = plan_.count_step(union_);
-    surveys_ = plan_.wants_survey() && union_ > 0;
-    if (looks_) ADDEND_TRY(look_for_nonfinite(sum));
-    if (surveys_) ADDEND_TRY(survey_blocks());
-    unsettled_ = looks_ || surveys_;
-    if (!unsettled_) learn();
-    return {};
+  // Letters about the sums, for the plan of the next step.
+  Status ask() {
+    looks_ = plan_.wants_look(union_);
+    surveys_ = plan_.will_want_survey() && union_ > 0;
+    if (looks_) ADDEND_TRY(look_for_nonfinite());
+    return surveys_ ? survey_blocks() : Status();
   }
 
-  Status look_for_nonfinite(const void* sum) {
+  Status look_for_nonfinite() {
     const bool dense = dense_plane_ != nullptr;
     return device_.check(
-        kernels_.look_for_nonfinite(layout().dtype, dense ? sum : values_.as<void>(),
+        kernels_.look_for_nonfinite(layout().dtype, dense ? dense_plane_ : values_.as<void>(),
                                     dense ? layout().count : union_,
                                     reinterpret_cast<uint64_t*>(totals_.as<index::Totals>() + 1),
                                     looked_.address(), looked_.expect(), device_.stream),
@@ -300,27 +303,34 @@ class DeviceExactCodec final : public SteppedCodec {
     return plan_;
   }
 
+  // Without all letters nothing is learned: a plan is never decided by half.
   Status settle() const {
-    if (looks_) {
+    const Result<std::span<const uint64_t>> answer =
+        surveys_ ? two_level_.answer() : std::span<const uint64_t>();
+    bool learns = static_cast<bool>(answer);
+    Status status = learns ? Status() : answer.error();
+    if (learns && looks_) {
       const Result<const cuda::Mail*> mail = looked_.wait();
-      if (!mail || (*mail)->numbers[0] != 0) {
-        plan_.decide_without_learning();
-        return mail ? Status() : mail.error();
-      }
+      if (!mail) status = mail.error();
+      learns = mail && (*mail)->numbers[0] == 0;
     }
-    if (!surveys_) {
+    if (!learns) {
+      plan_.decide_without_learning();
+    } else if (!surveys_) {
       learn();
-      return {};
+    } else {
+      learn_surveyed(*answer);
     }
+    return status;
+  }
+
+  void learn_surveyed(std::span<const uint64_t> answer) const {
     plan_.learn(union_, 0);
-    const Result<std::span<const uint64_t>> answer = two_level_.answer();
-    ADDEND_TRY(answer);
     std::array<BlockCounts, kBlockSizes.size()> counts;
     for (std::size_t s = 0; s < counts.size(); ++s)
-      counts[s] = {(*answer)[2 * s], (*answer)[2 * s + 1]};
+      counts[s] = {answer[2 * s], answer[2 * s + 1]};
     plan_.survey(counts);
     plan_.decide();
-    return {};
   }
 
   uint32_t width() const { return dtype_bytes(layout().dtype); }

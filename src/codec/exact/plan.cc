@@ -69,12 +69,23 @@ void Plan::count_dense_step() {
   make();
 }
 
+// After a run of dense steps what was seen before it is no more than a guess.
+bool Plan::wants_look(uint64_t union_size) const {
+  return seen_.dense_steps > 0 || !unions_.any() || union_size / 2 > seen_.nonzeros;
+}
+
+bool Plan::will_want_survey() const {
+  Observation counted = seen_;
+  ++counted.steps;
+  return surveys_blocks(options_, counted);
+}
+
 bool Plan::count_step(uint64_t union_size) {
+  const bool looks = wants_look(union_size);
   ++seen_.steps;
-  // After a run of dense steps what was seen before it is no more than a guess.
   looked_ = seen_.dense_steps > 0;
   if (looked_) unions_.clear();
-  return !unions_.any() || union_size / 2 > seen_.nonzeros;
+  return looks;
 }
 
 void Plan::learn(uint64_t union_size, uint32_t top) {

@@ -41,11 +41,17 @@ class Plan {
   /// A dense step was done, here or elsewhere.
   void count_dense_step();
 
+  /// Before count_step. Whether the sums would change the plan so much that they should be finite:
+  /// training skips a step that is not, and such gradients are often dense. A look that it spoils
+  /// is repeated.
+  bool wants_look(uint64_t union_size) const;
+  /// The same of wants_survey.
+  bool will_want_survey() const;
+
   /// After any other step, in this order: count_step; learn, and survey where it is wanted, or
   /// neither if the sums are not to be learned from; decide.
 
-  /// Whether the sums would change the plan so much that they should be finite: training skips a
-  /// step that is not, and such gradients are often dense. A look that it spoils is repeated.
+  /// Returns wants_look.
   bool count_step(uint64_t union_size);
   /// `top`: the largest addend's exponent where the step was a sketch, plus kTopBias; 0 if none.
   void learn(uint64_t union_size, uint32_t top);

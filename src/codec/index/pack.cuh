@@ -69,23 +69,30 @@ __device__ inline void stage_kept(const ExpandCall& c, Packing<T> p) {
   }
 }
 
-/// From the gradient, row by row as it lies there.
+/// From the gradient, row by row as it lies there: the loads of some rows are under way at once.
 template <typename T>
 __device__ inline void stage_gradient(const ExpandCall& c, const Packing<T>& p) {
   using Word = typename Tile<T>::Word;
-  const uint64_t begin = p.t * Tile<T>::kElements;
-  const T* from = static_cast<const T*>(c.gradient) + begin;
-#pragma unroll 8
-  for (uint32_t row = 0; row < Tile<T>::kElements / 32; ++row) {
-    const uint32_t owner = row * 32 / Tile<T>::kBits, bit = row * 32 % Tile<T>::kBits + p.lane;
-    const Word all = __shfl_sync(kAll, p.tile.all, owner);
-    const Word own = __shfl_sync(kAll, p.tile.own, owner);
-    const uint32_t rank = __shfl_sync(kAll, p.rank, owner);
-    const uint32_t i = row * 32 + p.lane;
-    if ((all >> bit & 1) == 0) continue;
-    const bool travels = p.raw || (own >> bit & 1) != 0;
-    p.stage[rank + ones(static_cast<Word>(all & ((Word{1} << bit) - 1)))] =
-        travels ? from[i] : T{0};
+  constexpr uint32_t kRows = 8, kNowhere = 0xFFFFFFFFu;
+  const T* from = static_cast<const T*>(c.gradient) + p.t * Tile<T>::kElements;
+  for (uint32_t first = 0; first < Tile<T>::kElements / 32; first += kRows) {
+    T values[kRows];
+    uint32_t places[kRows];
+#pragma unroll
+    for (uint32_t k = 0; k < kRows; ++k) {
+      const uint32_t row = first + k, owner = row * 32 / Tile<T>::kBits;
+      const uint32_t bit = row * 32 % Tile<T>::kBits + p.lane;
+      const Word all = __shfl_sync(kAll, p.tile.all, owner);
+      const Word own = __shfl_sync(kAll, p.tile.own, owner);
+      const uint32_t rank = __shfl_sync(kAll, p.rank, owner);
+      const bool is = (all >> bit & 1) != 0;
+      places[k] = is ? rank + ones(static_cast<Word>(all & ((Word{1} << bit) - 1))) : kNowhere;
+      values[k] = is && (p.raw || (own >> bit & 1) != 0) ? from[row * 32 + p.lane] : T{0};
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < kRows; ++k) {
+      if (places[k] != kNowhere) p.stage[places[k]] = values[k];
+    }
   }
 }
 

@@ -15,29 +15,40 @@ namespace {
 struct Share {
   bool some, all;
 };
-__device__ inline Share share_of(const uint64_t* bitmap, uint64_t begin, uint64_t length) {
+/// What every `step`th word from word `first` of the block says of it.
+__device__ inline Share share_of(const uint64_t* bitmap, uint64_t begin, uint64_t length,
+                                 uint32_t first, uint32_t step) {
   Share share{false, true};
-  for (uint64_t at = begin; at < begin + length;) {
-    const auto shift = static_cast<uint32_t>(at % 64);
-    const uint64_t left = begin + length - at;
-    const uint32_t n = left < 64 - shift ? static_cast<uint32_t>(left) : 64 - shift;
-    const uint64_t mask = n == 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1;
-    const uint64_t bits = bitmap[at / 64] >> shift & mask;
+  const uint64_t end = begin + length;
+  for (uint64_t word = begin / 64 + first; word * 64 < end; word += step) {
+    uint64_t mask = ~uint64_t{0};
+    if (word * 64 < begin) mask <<= begin % 64;
+    if (end - word * 64 < 64) mask &= (uint64_t{1} << end % 64) - 1;
+    const uint64_t bits = bitmap[word] & mask;
     share.some |= bits != 0;
     share.all &= bits == mask;
-    at += n;
   }
   return share;
 }
 
+/// Blocks of more words than this are looked at by a warp, shorter ones by a thread.
+constexpr uint64_t kWarpSurveys = 32;
+
 __global__ void __launch_bounds__(kThreads) survey_kernel(SurveyCall c) {
   for (uint32_t s = 0; s < c.size_count; ++s) {
     const uint64_t block = c.sizes[s], blocks = ceil_div(c.count, block);
+    const bool by_warp = block > 64 * kWarpSurveys;
+    const uint32_t team = by_warp ? 32 : 1, member = threadIdx.x % team;
     uint64_t live = 0, elements = 0;
-    for (uint64_t b = uint64_t{blockIdx.x} * kThreads + threadIdx.x; b < blocks;
-         b += uint64_t{gridDim.x} * kThreads) {
+    const uint64_t thread = uint64_t{blockIdx.x} * kThreads + threadIdx.x;
+    for (uint64_t b = thread / team; b < blocks; b += uint64_t{gridDim.x} * kThreads / team) {
       const uint64_t left = c.count - b * block, length = left < block ? left : block;
-      const Share share = share_of(c.bitmap, b * block, length);
+      Share share = share_of(c.bitmap, b * block, length, member, team);
+      if (by_warp) {
+        share.some = __any_sync(kAll, share.some) != 0;
+        share.all = __all_sync(kAll, share.all) != 0;
+        if (member != 0) continue;
+      }
       live += share.some ? 1 : 0;
       elements += share.some && !share.all ? length : 0;
     }
@@ -104,7 +115,8 @@ int write_union(const TwoLevelCall& c, uint64_t* bitmap, void* stream) {
 int survey(const SurveyCall& c, void* stream) {
   const auto queue = static_cast<cudaStream_t>(stream);
   if (const auto code = cudaMemsetAsync(c.scratch, 0, 2 * c.size_count * 8, queue)) return code;
-  const uint64_t work = ceil_div(ceil_div(c.count, c.sizes[0]), uint64_t{kThreads});
+  const uint64_t team = c.sizes[0] > 64 * kWarpSurveys ? 32 : 1;
+  const uint64_t work = ceil_div(ceil_div(c.count, c.sizes[0]) * team, uint64_t{kThreads});
   if (const int code = cuda::launch(survey_kernel, kThreads, work, stream, c)) return code;
   tell_kernel<<<1, 1, 0, queue>>>(c);
   return cuda::launched();

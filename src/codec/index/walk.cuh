@@ -40,26 +40,16 @@ struct Piece {
 
 constexpr uint32_t kPieces = 2;
 
-/// A word of 64 blocks, and where its values and bits begin.
-struct Word {
-  uint64_t live, partial;
-  BlockSums before, group;
-};
-__device__ inline Word ask_for_word(const TwoLevelCall& c, uint64_t w, uint64_t words) {
-  if (w >= words) return {};
-  return {c.live[w] & valid_in(c, w), c.partial[w], c.before[w], c.groups[w / kGroupWords]};
-}
-
 /// Calls visit(pieces, how many) for the live blocks of a word: up to two pieces of up to 64
 /// elements at a time, so that their loads can be under way together.
 template <typename Visit>
-__device__ inline void walk(const TwoLevelCall& c, uint64_t w, const Word& word, uint32_t lane,
-                            const Visit& visit) {
-  uint64_t left = word.live;
+__device__ inline void walk(const TwoLevelCall& c, uint64_t w, uint32_t lane, const Visit& visit) {
+  uint64_t left = c.live[w] & valid_in(c, w);
   if (left == 0) return;
-  const uint64_t partial = word.partial;
-  uint64_t at = word.before.bits + word.group.bits;
-  uint64_t rank = word.before.full + word.group.full + rank_of(c, at, lane);
+  const uint64_t partial = c.partial[w];
+  const BlockSums before = c.before[w], group = c.groups[w / kGroupWords];
+  uint64_t at = before.bits + group.bits;
+  uint64_t rank = before.full + group.full + rank_of(c, at, lane);
   uint64_t i = 0;  // in the block
   while (left != 0) {
     Piece pieces[kPieces];
@@ -104,12 +94,9 @@ __device__ inline void walk_all(const TwoLevelCall& c, uint32_t lane, const Befo
   const uint64_t words = words_of(c);
   const uint64_t stride = uint64_t{gridDim.x} * kWarps;
   const uint64_t first = uint64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
-  Word next = ask_for_word(c, first, words);
   for (uint64_t w = first; w < words; w += stride) {
-    const Word word = next;
-    next = ask_for_word(c, w + stride, words);  // is on its way while this one is walked
     before(w);
-    walk(c, w, word, lane, visit);
+    walk(c, w, lane, visit);
   }
 }
 
