@@ -302,9 +302,9 @@ ADDEND_API addend_status addend_custom_create(uint32_t world, uint32_t worker,
                                               addend_reduce_function reduce, void* context,
                                               addend_reducer** reducer);
 /* The same for an engine that adds planes of a CUDA device where they are: with device
- * ADDEND_DEVICE_CUDA the planes (not their tables) are that device's memory, written in the order of
- * `stream`, where the function leaves what it enqueues and need not wait; the reducer does, until
- * the timeout. Rounds of the host come with ADDEND_DEVICE_CPU and a null stream. */
+ * ADDEND_DEVICE_CUDA the planes (not their tables) are that device's memory, written in the order
+ * of `stream`, where the function leaves what it enqueues and need not wait; the reducer does,
+ * until the timeout. Rounds of the host come with ADDEND_DEVICE_CPU and a null stream. */
 typedef addend_status (*addend_device_reduce_function)(void* context, addend_round* round,
                                                        uint32_t device, void* stream,
                                                        uint64_t timeout_ns);
