@@ -54,7 +54,7 @@ struct Server {
     epoch->slots.world = kWorld;
     epoch->slots.slots = 4;
     epoch->slots.payload_bytes = 64;
-    epoch->slots.ops = (1u << ADDEND_FRAME_OP_COUNT) - 1;
+    epoch->slots.ops = (1u << ADDEND_OP_COUNT) - 1;
     for (uint32_t w = 0; w < kWorld; ++w) {
       epoch->worker_keys.push_back(key("worker", w));
       epoch->workers.push_back(address_of(w));

@@ -18,7 +18,7 @@ addend::aggregate::Slots make_slots() {
   options.world = 2;
   options.slots = 4;
   options.payload_bytes = 256;
-  options.ops = (1u << ADDEND_FRAME_OP_COUNT) - 1;
+  options.ops = (1u << ADDEND_OP_COUNT) - 1;
   auto slots = addend::aggregate::Slots::create(options);
   require(slots.has_value());
   slots->set_table(1, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15});

@@ -16,14 +16,20 @@ namespace addend {
 void fold(Op op, void* acc, const void* in, uint64_t lanes) noexcept;
 
 /// acc[i] += table[index i] for `lanes` lanes, where `indices` holds two 4-bit indices a byte, even
-/// lane in the low nibble. `op` is kTableSumU8 (acc and table are u8) or kTableSumU16 (u16). Wraps:
-/// the planner picks tables that cannot. REQUIRES: not a narrow sum.
+/// lane in the low nibble. `op` is kTableSumU8 (acc and table are u8) or kTableSumU16 (u16), or a
+/// narrow sum, whose indices have its own width and whose sums grow in u16 lanes (the table is u8)
+/// until narrow_sums. Wraps: the planner picks tables that cannot.
 void fold_table(Op op, void* acc, const uint8_t* indices, const void* table,
                 uint64_t lanes) noexcept;
 
-/// The same for `sources` workers' indices at once: the accumulator is read and written once
-/// instead of once a worker. Of narrow sums `acc` becomes the sums of these sources, whatever it
-/// was, as they travel back: they do not add up any further.
+/// Sums that fold_table has made of all workers' lanes, as they travel back: op_sum_bytes(op,
+/// lanes) bytes at `out`. A function of the sums alone, whatever order they grew in. REQUIRES: a
+/// narrow sum.
+void narrow_sums(Op op, const uint16_t* sums, uint64_t lanes, uint8_t* out) noexcept;
+
+/// The same as fold_table for `sources` workers' indices at once: the accumulator is read and
+/// written once instead of once a worker. Of narrow sums `acc` becomes the sums of these sources,
+/// whatever it was, as they travel back.
 void fold_tables(Op op, void* acc, const uint8_t* const* indices, std::size_t sources,
                  const void* table, uint64_t lanes) noexcept;
 

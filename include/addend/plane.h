@@ -38,6 +38,8 @@ enum class Op : uint8_t {
   kNarrowSum48 = ADDEND_OP_NARROW_SUM_4_8,
   kNarrowSum84 = ADDEND_OP_NARROW_SUM_8_4,
   kNarrowSum88 = ADDEND_OP_NARROW_SUM_8_8,
+  kNarrowSum34 = ADDEND_OP_NARROW_SUM_3_4,
+  kNarrowSum38 = ADDEND_OP_NARROW_SUM_3_8,
 };
 
 inline constexpr std::size_t kOpCount = ADDEND_OP_COUNT;
@@ -72,7 +74,8 @@ constexpr const char* op_name(Op op) {
       "sum_f32",        "sum_bf16",       "sum_f16",        "sum_i32",        "sum_i64",
       "sum_u8",         "sum_u16",        "or_u64",         "max_u32",        "table_sum_u8",
       "table_sum_u16",  "narrow_sum_1_4", "narrow_sum_1_8", "narrow_sum_2_4", "narrow_sum_2_8",
-      "narrow_sum_4_4", "narrow_sum_4_8", "narrow_sum_8_4", "narrow_sum_8_8"};
+      "narrow_sum_4_4", "narrow_sum_4_8", "narrow_sum_8_4", "narrow_sum_8_8", "narrow_sum_3_4",
+      "narrow_sum_3_8"};
   return kNames[static_cast<std::size_t>(op)];
 }
 

@@ -40,10 +40,12 @@ typedef enum addend_op {
   ADDEND_OP_NARROW_SUM_4_4 = 15,
   ADDEND_OP_NARROW_SUM_4_8 = 16,
   ADDEND_OP_NARROW_SUM_8_4 = 17,
-  ADDEND_OP_NARROW_SUM_8_8 = 18
+  ADDEND_OP_NARROW_SUM_8_8 = 18,
+  ADDEND_OP_NARROW_SUM_3_4 = 19,
+  ADDEND_OP_NARROW_SUM_3_8 = 20
 } addend_op;
 
-#define ADDEND_OP_COUNT 19
+#define ADDEND_OP_COUNT 21
 
 /* Narrow sums come back in groups of lanes, each with a header. */
 #define ADDEND_NARROW_GROUP_LANES 512
@@ -51,6 +53,7 @@ typedef enum addend_op {
 
 static inline int addend_op_is_narrow(addend_op op) { return op >= ADDEND_OP_NARROW_SUM_1_4; }
 static inline uint32_t addend_op_index_bits(addend_op op) {
+  if (op >= ADDEND_OP_NARROW_SUM_3_4) return 3;
   return addend_op_is_narrow(op) ? 1u << (op - ADDEND_OP_NARROW_SUM_1_4) / 2 : 4;
 }
 static inline uint32_t addend_op_narrow_bits(addend_op op) {
@@ -89,6 +92,8 @@ static inline uint32_t addend_op_lane_bytes(addend_op op) {
     case ADDEND_OP_NARROW_SUM_4_8:
     case ADDEND_OP_NARROW_SUM_8_4:
     case ADDEND_OP_NARROW_SUM_8_8:
+    case ADDEND_OP_NARROW_SUM_3_4:
+    case ADDEND_OP_NARROW_SUM_3_8:
       return 1;
   }
   return 0;
@@ -97,8 +102,8 @@ static inline uint32_t addend_op_lane_bytes(addend_op op) {
 /* Bytes that `lanes` lanes of this operation occupy on the way to the adder. */
 static inline uint64_t addend_op_bytes(addend_op op, uint64_t lanes) {
   if (op >= ADDEND_OP_TABLE_SUM_U8) {
-    const uint32_t in_a_byte = 8 / addend_op_index_bits(op);
-    return lanes / in_a_byte + (lanes % in_a_byte != 0);
+    const uint32_t bits = addend_op_index_bits(op);
+    return lanes / 8 * bits + (lanes % 8 * bits + 7) / 8;
   }
   return lanes * addend_op_lane_bytes(op);
 }

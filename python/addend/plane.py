@@ -33,6 +33,8 @@ class Op(enum.IntEnum):
     NARROW_SUM_4_8 = 16
     NARROW_SUM_8_4 = 17
     NARROW_SUM_8_8 = 18
+    NARROW_SUM_3_4 = 19
+    NARROW_SUM_3_8 = 20
 
     @property
     def is_table_sum(self) -> bool:
@@ -63,7 +65,7 @@ class Op(enum.IntEnum):
         return self.nbytes(lanes)
 
 
-_LANE_BITS = (32, 16, 16, 32, 64, 8, 16, 64, 32, 4, 4, 1, 1, 2, 2, 4, 4, 8, 8)
+_LANE_BITS = (32, 16, 16, 32, 64, 8, 16, 64, 32, 4, 4, 1, 1, 2, 2, 4, 4, 8, 8, 3, 3)
 _GROUP_LANES = 512
 _GROUP_HEADER_BYTES = 5
 

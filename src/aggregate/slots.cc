@@ -41,10 +41,12 @@
 namespace addend::aggregate {
 namespace {
 
-// What sums of this operation are added with.
+constexpr uint32_t kNarrowOps = (1u << ADDEND_OP_COUNT) - (1u << ADDEND_OP_NARROW_SUM_1_4);
+
+// What sums of this operation are added with while they grow.
 uint8_t sum_op_of(uint8_t op) {
-  if (op == ADDEND_OP_TABLE_SUM_U8) return ADDEND_OP_SUM_U8;
-  return op == ADDEND_OP_TABLE_SUM_U16 ? uint8_t{ADDEND_OP_SUM_U16} : op;
+  if (op < ADDEND_OP_TABLE_SUM_U8) return op;
+  return op == ADDEND_OP_TABLE_SUM_U8 ? ADDEND_OP_SUM_U8 : ADDEND_OP_SUM_U16;
 }
 
 }  // namespace
@@ -78,7 +80,8 @@ Result<Slots> Slots::create(const SlotsOptions& options, std::shared_ptr<Attenda
   slots.everyone_ = low_mask(options.world);
   slots.stride_ = ceil_div(options.payload_bytes, 64) * 64;
   const uint64_t banks = uint64_t{options.slots} * 2;
-  ADDEND_TRY(slots.memory_.reserve((banks + 1) * slots.stride_ + Buffer::kSlack));
+  const uint64_t growing = (options.ops & kNarrowOps) != 0 ? banks : 0;
+  ADDEND_TRY(slots.memory_.reserve((banks + 1 + growing) * slots.stride_ + Buffer::kSlack));
   slots.banks_.resize(banks);
   // As if turns -2 and -1 had been: the next one of either bank is then bank.turn + 2, always.
   for (uint64_t i = 0; i < banks; ++i)
@@ -95,7 +98,7 @@ void Slots::set_table(uint32_t number, const Table& table) {
   ADDEND_ASSERT(number < ADDEND_MAX_JOB_TABLES);
   tables_[number] = table;
   for (std::size_t i = 0; i < table.size(); ++i)
-    narrow_tables_[number][i] = static_cast<uint8_t>(table[i]);
+    byte_tables_[number][i] = static_cast<uint8_t>(table[i]);
   known_tables_ |= 1u << number;
 }
 
@@ -109,11 +112,14 @@ addend_refusal Slots::check(const addend_frame_header& header, uint32_t bytes) c
     return ADDEND_REFUSAL_SLOT;
   }
   if ((options_.ops >> header.op & 1) == 0) return ADDEND_REFUSAL_OP;
-  if (addend_op_is_table(header.op) && (known_tables_ >> addend_frame_table(&header) & 1) == 0) {
+  if (addend_frame_has_table(header.op) &&
+      (known_tables_ >> addend_frame_table(&header) & 1) == 0) {
     return ADDEND_REFUSAL_OP;
   }
-  // The sum is never shorter than a contribution.
-  if (addend_frame_sum_length(header.op, header.length) > options_.payload_bytes) {
+  const bool sent_on = !options_.relays || addend_frame_growing_length(header.op, header.length) <=
+                                               options_.payload_bytes;
+  if (header.length > options_.payload_bytes || !sent_on ||
+      !addend_frame_sum_fits(header.op, header.length, options_.payload_bytes)) {
     return ADDEND_REFUSAL_LENGTH;
   }
   return ADDEND_REFUSAL_NONE;
@@ -200,8 +206,9 @@ Outcome Slots::contribute(uint32_t index, const addend_frame_header& header, con
   ++counters_.complete;
   ++counters_.last[header.worker];
   close(index);
-  return {ADDEND_REFUSAL_NONE,
-          options_.relays ? relay(index, 0, now_ns) : result(index, Audience::kEveryone)};
+  if (options_.relays) return {ADDEND_REFUSAL_NONE, relay(index, 0, now_ns)};
+  narrow(index);
+  return {ADDEND_REFUSAL_NONE, result(index, Audience::kEveryone)};
 }
 
 // The sum of our workers, as one worker's contribution: sums of table entries are plain lanes.
@@ -214,6 +221,8 @@ Reply Slots::relay(uint32_t index, uint8_t flags, uint64_t now_ns) {
   reply.header.flags = flags;
   reply.header.op = sum_op_of(bank.op);
   reply.header.count = 1;
+  reply.header.length = static_cast<uint16_t>(addend_frame_growing_length(bank.op, bank.length));
+  reply.payload = {growing(index), reply.header.length};
   return reply;
 }
 
@@ -228,12 +237,14 @@ Outcome Slots::take_result(const addend_frame_header& header, const uint8_t* pay
     const bool known = header.turn == bank.turn && bank.state == State::kClosed;
     return refuse(known ? ADDEND_REFUSAL_DUPLICATE : ADDEND_REFUSAL_TURN);
   }
-  if (header.op != sum_op_of(bank.op) || header.length != bank.sum_length ||
+  if (header.op != sum_op_of(bank.op) ||
+      header.length != addend_frame_growing_length(bank.op, bank.length) ||
       (header.flags & ADDEND_FRAME_PARTIAL) != 0) {
     return refuse(ADDEND_REFUSAL_MISMATCH);
   }
-  std::memcpy(sums(index), payload, header.length);
+  std::memcpy(growing(index), payload, header.length);
   bank.state = State::kClosed;
+  narrow(index);
   return {ADDEND_REFUSAL_NONE, result(index, Audience::kEveryone)};
 }
 
@@ -272,18 +283,27 @@ void Slots::close(uint32_t index) {
   (bank.later == kNone ? newest_ : banks_[bank.later].earlier) = bank.earlier;
 }
 
+// Makes what has grown the result. REQUIRES: nothing more is added.
+void Slots::narrow(uint32_t index) {
+  const Bank& bank = banks_[index];
+  const auto op = static_cast<Op>(bank.op);
+  if (!is_narrow_sum(op)) return;
+  narrow_sums(op, reinterpret_cast<const uint16_t*>(growing(index)),
+              addend_frame_lanes(bank.op, bank.length), sums(index));
+}
+
 void Slots::add(uint32_t index, const addend_frame_header& header, const uint8_t* payload) {
   Bank& bank = banks_[index];
   const bool first = bank.contributors == 0;
   const auto op = static_cast<Op>(header.op);
   const uint32_t lanes = addend_frame_lanes(header.op, header.length);
-  uint8_t* acc = sums(index);
+  uint8_t* acc = growing(index);
   if (is_table_sum(op)) {
-    if (first) std::memset(acc, 0, bank.sum_length);
+    if (first) std::memset(acc, 0, addend_frame_growing_length(header.op, header.length));
     const uint32_t table = addend_frame_table(&header);
-    const void* entries = op == Op::kTableSumU8
-                              ? static_cast<const void*>(narrow_tables_[table].data())
-                              : static_cast<const void*>(tables_[table].data());
+    const void* entries = op == Op::kTableSumU16
+                              ? static_cast<const void*>(tables_[table].data())
+                              : static_cast<const void*>(byte_tables_[table].data());
     fold_table(op, acc, payload, entries, lanes);
   } else if (first) {
     // Overwrites what is left of the turn before last: a bank is never cleared.
@@ -319,6 +339,7 @@ Reply Slots::close_partial(uint32_t index) {
   bank.flags |= ADDEND_FRAME_PARTIAL;
   ++counters_.partial;
   close(index);
+  narrow(index);
   return result(index, Audience::kEveryone);
 }
 

@@ -13,6 +13,10 @@
 // worker, no turn waits for it or takes its contribution until a step begins (a turn with the flag
 // entry) and it is heard of again (docs/decisions/0022-one-set-a-step.md).
 //
+// Narrow sums grow in 16 bits a lane while their turn is open, and are narrowed when it closes: a
+// function of the whole sum, so that who came first does not matter. One turn of a slot is open at
+// a time, and has the slot's room for that.
+//
 // A leaf of a tree contributes its complete turns to another aggregator, slot by slot and turn by
 // turn, as one worker does; whatever comes back is the result
 // (docs/decisions/0091-a-leaf-is-a-worker.md).
@@ -32,7 +36,7 @@
 
 namespace addend::aggregate {
 
-/// Entries of a table sum; an 8-bit sum uses the low half of each.
+/// Entries of a table sum; those with tables of bytes use the low half of each.
 using Table = std::array<uint16_t, 16>;
 
 struct SlotsOptions {
@@ -183,6 +187,7 @@ class Slots {
   void add(uint32_t index, const addend_frame_header& header, const uint8_t* payload);
   void enlist(uint32_t index);
   void close(uint32_t index);
+  void narrow(uint32_t index);
   uint32_t first_open() const;
   uint64_t place(uint32_t index) const;
   bool is_over(uint64_t now_ns, uint32_t& index);
@@ -197,17 +202,25 @@ class Slots {
     return memory_.as<uint8_t>() + uint64_t{index} * stride_;
   }
 
+  // Where a turn's sums are while it is open.
+  uint8_t* growing(uint32_t index) {
+    return is_narrow_sum(static_cast<Op>(banks_[index].op)) ? room_for_growth(index) : sums(index);
+  }
+  uint8_t* room_for_growth(uint32_t index) {
+    return memory_.as<uint8_t>() + (banks_.size() + 1 + index / 2 * 2) * stride_;
+  }
+
   SlotsOptions options_;
   uint64_t everyone_ = 0;  // all workers' bits
   uint64_t stride_ = 0;
-  Buffer memory_;  // the banks' sums, then one payload's worth of scratch
+  Buffer memory_;  // the banks' sums, one payload's worth of scratch, two a slot for narrow sums
   std::vector<Bank> banks_;
   uint32_t oldest_ = kNone, newest_ = kNone;
   std::shared_ptr<Attendance> attendance_;
   uint32_t part_ = 0;          // its number there
   uint64_t known_misses_ = 0;  // when expire last looked for turns that wait for absent ones only
   std::array<Table, ADDEND_MAX_JOB_TABLES> tables_{};
-  std::array<std::array<uint8_t, 16>, ADDEND_MAX_JOB_TABLES> narrow_tables_{};
+  std::array<std::array<uint8_t, 16>, ADDEND_MAX_JOB_TABLES> byte_tables_{};
   uint32_t known_tables_ = 0;
   bool ended_ = false;
   addend_frame_header end_{};  // the notice

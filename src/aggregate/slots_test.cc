@@ -374,7 +374,7 @@ TEST_F(SlotsTest, EveryWrongFieldIsRefusedUnderItsOwnReasonAndChangesNothing) {
       {"big endian", ADDEND_REFUSAL_KIND, [](Packet& p) { p.header.flags = 1; }},
       {"partial", ADDEND_REFUSAL_KIND, [](Packet& p) { p.header.flags = ADDEND_FRAME_PARTIAL; }},
       {"table without table sum", ADDEND_REFUSAL_OP, [](Packet& p) { p.header.flags = 16; }},
-      {"op", ADDEND_REFUSAL_OP, [](Packet& p) { p.header.op = ADDEND_FRAME_OP_COUNT; }},
+      {"op", ADDEND_REFUSAL_OP, [](Packet& p) { p.header.op = ADDEND_OP_COUNT; }},
       {"op not allowed", ADDEND_REFUSAL_OP, [](Packet& p) { p.header.op = ADDEND_OP_SUM_F32; }},
       {"longer than said", ADDEND_REFUSAL_LENGTH, [](Packet& p) { p.payload.push_back(0); }},
       {"shorter than said", ADDEND_REFUSAL_LENGTH, [](Packet& p) { p.payload.pop_back(); }},

@@ -14,7 +14,8 @@ namespace {
 constexpr uint32_t kBytes = 16;
 constexpr uint32_t kTurns = 8;
 constexpr uint64_t kStepNs = aggregate::Slots::kRelayAgainNs / 4;
-constexpr Op kOps[] = {Op::kSumI32, Op::kMaxU32, Op::kTableSumU16, Op::kOrU64};
+constexpr Op kOps[] = {Op::kSumI32, Op::kMaxU32,      Op::kTableSumU16,
+                       Op::kOrU64,  Op::kNarrowSum48, Op::kNarrowSum84};
 const aggregate::Table kTable = {0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 60, 61, 62, 63, 64, 65};
 
 Op op_of(uint32_t slot, uint32_t position) { return kOps[(slot + position) % std::size(kOps)]; }
@@ -201,7 +202,7 @@ class Tree {
     const addend_frame_header& header = packet.header;
     const Op op = op_of(header.slot, position);
     const uint32_t lanes = addend_frame_lanes(static_cast<uint8_t>(op), kBytes);
-    std::vector<uint8_t> sums(op_sum_bytes(op, lanes), 0);
+    std::vector<uint8_t> sums(addend_frame_growing_length(static_cast<uint8_t>(op), kBytes), 0);
     for (uint32_t l = 0; l < leaves_; ++l) {
       for (uint32_t w = 0; w < worlds_[l]; ++w) {
         const auto own = lanes_of(l, w, header.slot, position);
@@ -212,11 +213,13 @@ class Tree {
         for (uint32_t i = 0; i < lanes; ++i) {
           uint16_t sum;
           std::memcpy(&sum, &sums[i * 2], 2);
-          sum = static_cast<uint16_t>(sum + kTable[reference::nibble(own.data(), i)]);
+          sum = static_cast<uint16_t>(
+              sum + (op_table_bytes(op) == 0 ? own[i] : kTable[reference::nibble(own.data(), i)]));
           std::memcpy(&sums[i * 2], &sum, 2);
         }
       }
     }
+    if (is_narrow_sum(op)) sums = ReferenceSlots::narrowed(op, sums);
     ASSERT_EQ(header.op, static_cast<uint8_t>(op));
     ASSERT_EQ(packet.payload, sums) << "seed " << seed_ << " position " << position;
     ASSERT_EQ(header.count, worlds_[leaf]);

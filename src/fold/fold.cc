@@ -22,7 +22,7 @@ void fold(Op op, void* acc, const void* in, uint64_t lanes) noexcept {
 
 void fold_table(Op op, void* acc, const uint8_t* indices, const void* table,
                 uint64_t lanes) noexcept {
-  ADDEND_ASSERT(!is_narrow_sum(op));
+  if (is_narrow_sum(op)) return grow_narrow(op, static_cast<uint16_t*>(acc), indices, table, lanes);
   fold_tables(op, acc, &indices, 1, table, lanes);
 }
 

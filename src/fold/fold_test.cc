@@ -160,7 +160,9 @@ TEST_P(FoldOnTarget, IntegerFoldsCommuteAndAssociate) {
 // What a worker's lane of a narrow sum stands for.
 uint32_t level_of(Op op, const uint8_t* lanes, const uint8_t* table, uint64_t i) {
   const uint32_t bits = addend_op_index_bits(static_cast<addend_op>(op));
-  const uint32_t value = lanes[i * bits / 8] >> (i * bits % 8) & ((1u << bits) - 1);
+  uint32_t value = 0;
+  for (uint32_t bit = 0; bit < bits; ++bit)
+    value |= (lanes[(i * bits + bit) / 8] >> ((i * bits + bit) % 8) & 1u) << bit;
   return bits == 8 ? value : table[value];
 }
 
@@ -190,6 +192,13 @@ TEST_P(FoldOnTarget, NarrowSumsAreTheReferencesOfSumsInSixteenBits) {
                                 expected.data() + op_sum_bytes(op, begin));
       }
       fold_tables(op, actual.data(), pointers.data(), kSources, table.data(), lanes);
+      ASSERT_EQ(actual, expected) << op_name(op) << " " << lanes << " lanes";
+      // One worker at a time, in another order, as an aggregator does.
+      std::vector<uint16_t> grown(lanes, 0);
+      for (std::size_t s = kSources; s-- > 0;)
+        fold_table(op, grown.data(), pointers[s], table.data(), lanes);
+      actual.assign(actual.size(), 0xEE);
+      narrow_sums(op, grown.data(), lanes, actual.data());
       ASSERT_EQ(actual, expected) << op_name(op) << " " << lanes << " lanes";
     }
   }

@@ -36,6 +36,21 @@ void spread(const uint8_t* packed, uint64_t bytes, uint8_t* nibbles) {
   }
 }
 
+// Three bytes are eight indices: halves move apart in three steps.
+template <>
+void spread<3>(const uint8_t* packed, uint64_t bytes, uint8_t* nibbles) {
+  for (uint64_t i = 0; i < bytes; i += 3, nibbles += 4) {
+    uint32_t x = packed[i];
+    for (uint32_t j = 1; j < 3 && i + j < bytes; ++j)
+      x |= static_cast<uint32_t>(packed[i + j]) << (8 * j);
+    x = (x & 0x000FFF) | (x & 0xFFF000) << 4;
+    x = (x & 0x003F003F) | (x & 0x0FC00FC0) << 2;
+    x = (x & 0x07070707) | (x & 0x38383838) << 1;
+    for (uint32_t j = 0; j < 4; ++j)
+      nibbles[j] = static_cast<uint8_t>(x >> (8 * j));
+  }
+}
+
 void add_levels(uint16_t* acc, const uint8_t* levels, uint64_t lanes) {
   if (scalar_forced()) return reference::add_levels(acc, levels, lanes);
   simd::add_levels(acc, levels, lanes);
@@ -48,6 +63,7 @@ void add_group(Op op, uint16_t* acc, const uint8_t* in, const uint16_t* table, u
   uint8_t nibbles[kGroupLanes / 2];
   if (bits == 1) spread<1>(in, op_bytes(op, lanes), nibbles);
   if (bits == 2) spread<2>(in, op_bytes(op, lanes), nibbles);
+  if (bits == 3) spread<3>(in, op_bytes(op, lanes), nibbles);
   fold_table(Op::kTableSumU16, acc, bits == 4 ? in : nibbles, table, lanes);
 }
 
@@ -57,15 +73,37 @@ void write_group(Op op, const uint16_t* sums, uint64_t lanes, uint8_t* out) {
   simd::narrow_group(sums, lanes, bits, out);
 }
 
+std::array<uint16_t, 16> widened(Op op, const void* table) {
+  std::array<uint16_t, 16> levels{};
+  if (op_table_bytes(op) != 0) std::copy_n(static_cast<const uint8_t*>(table), 16, levels.begin());
+  return levels;
+}
+
+uint64_t lanes_of_group(uint64_t lanes, uint64_t begin) {
+  return std::min<uint64_t>(kGroupLanes, lanes - begin);
+}
+
 }  // namespace
+
+void grow_narrow(Op op, uint16_t* acc, const uint8_t* in, const void* table,
+                 uint64_t lanes) noexcept {
+  const std::array<uint16_t, 16> levels = widened(op, table);
+  for (uint64_t begin = 0; begin < lanes; begin += kGroupLanes)
+    add_group(op, acc + begin, in + op_bytes(op, begin), levels.data(),
+              lanes_of_group(lanes, begin));
+}
+
+void narrow_sums(Op op, const uint16_t* sums, uint64_t lanes, uint8_t* out) noexcept {
+  for (uint64_t begin = 0; begin < lanes; begin += kGroupLanes)
+    write_group(op, sums + begin, lanes_of_group(lanes, begin), out + op_sum_bytes(op, begin));
+}
 
 void fold_narrow(Op op, uint8_t* out, std::span<const uint8_t* const> sources, const void* table,
                  uint64_t lanes) noexcept {
-  std::array<uint16_t, 16> levels{};
-  if (op_table_bytes(op) != 0) std::copy_n(static_cast<const uint8_t*>(table), 16, levels.begin());
+  const std::array<uint16_t, 16> levels = widened(op, table);
   std::array<uint16_t, kGroupLanes> sums;
   for (uint64_t begin = 0; begin < lanes; begin += kGroupLanes) {
-    const uint64_t count = std::min<uint64_t>(kGroupLanes, lanes - begin);
+    const uint64_t count = lanes_of_group(lanes, begin);
     sums.fill(0);
     for (const uint8_t* source : sources)
       add_group(op, sums.data(), source + op_bytes(op, begin), levels.data(), count);

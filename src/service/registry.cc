@@ -45,9 +45,10 @@ bool is_name(const std::string& text) {
   });
 }
 
-// Two banks a slot, a key for each worker, and the positions that each worker may bring and get.
+// Two banks a slot and as much for sums that are narrowed, a key for each worker, and the positions
+// that each worker may bring and get.
 uint64_t memory_of(const JobOptions& options) {
-  return uint64_t{options.slots} * 2 * (uint64_t{options.payload_bytes} + 64) +
+  return uint64_t{options.slots} * 4 * (uint64_t{options.payload_bytes} + 64) +
          uint64_t{options.world} * options.payload_bytes +
          uint64_t{options.world} * options.slots * 2 * sizeof(uint32_t);
 }

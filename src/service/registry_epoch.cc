@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint32_t kFloatOps =
     1u << ADDEND_OP_SUM_F32 | 1u << ADDEND_OP_SUM_BF16 | 1u << ADDEND_OP_SUM_F16;
-constexpr uint32_t kAllOps = (1u << ADDEND_FRAME_OP_COUNT) - 1;
+constexpr uint32_t kAllOps = (1u << ADDEND_OP_COUNT) - 1;
 // What a register of a switch can do with 32 bits.
 constexpr uint32_t kSwitchOps =
     1u << ADDEND_OP_SUM_I32 | 1u << ADDEND_OP_OR_U64 | 1u << ADDEND_OP_MAX_U32;
@@ -247,6 +247,7 @@ Status Registry::send_welcomes(Job& job, const JobEpoch& epoch, const auth::Secr
   welcome.threads = std::min(threads_.threads(), job.options.slots);
   welcome.flags = resume.flags;
   if (in_switch_.publish) welcome.flags |= ADDEND_CONTROL_SWITCH;
+  if (epoch.slots.relays) welcome.flags |= ADDEND_CONTROL_LEAF;
   welcome.positions = static_cast<uint32_t>(resume.positions.size());
   welcome.patience_ns = epoch.slots.patience_ns;
   welcome.quorum = epoch.slots.quorum;

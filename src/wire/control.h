@@ -42,6 +42,8 @@ typedef struct addend_control_header {
 #define ADDEND_CONTROL_FRESH 4u   /* welcome: some worker has lost its place; nobody can go on */
 #define ADDEND_CONTROL_SWITCH \
   8u /* welcome: a switch folds; big endian, and tags that do not change */
+#define ADDEND_CONTROL_LEAF \
+  16u /* welcome: the server is a leaf of a tree, and what it sends on must fit a frame, too */
 
 typedef struct addend_control_job {
   char name[ADDEND_CONTROL_NAME_BYTES]; /* within its tenant */

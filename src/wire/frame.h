@@ -30,7 +30,6 @@ extern "C" {
 #define ADDEND_FRAME_PAYLOAD_BYTES 1408     /* fits an MTU of 1500 */
 #define ADDEND_FRAME_MAX_PAYLOAD_BYTES 8832 /* fits an MTU of 9000 */
 #define ADDEND_FRAME_EVERYONE 0xFF          /* worker of a frame that concerns all or nobody */
-#define ADDEND_FRAME_OP_COUNT 11            /* narrow sums do not travel in frames */
 #define ADDEND_MAX_JOB_WORKERS 64
 #define ADDEND_MAX_JOB_TABLES 16
 
@@ -163,21 +162,42 @@ static inline void addend_frame_write(addend_frame_header header, uint8_t* bytes
 #undef ADDEND_WRITE_FIELD
 }
 
-static inline int addend_op_is_table(uint8_t op) {
-  return op == ADDEND_OP_TABLE_SUM_U8 || op == ADDEND_OP_TABLE_SUM_U16;
+/* Whether frames of this operation name a table of their job's. */
+static inline int addend_frame_has_table(uint8_t op) {
+  return addend_op_table_bytes((addend_op)op) != 0;
 }
 
-/* Lanes in a contribution of `length` bytes; indices come in whole bytes, so in pairs. */
+/* Lanes in a contribution of `length` bytes; indices come in whole bytes, so in pairs or more. */
 static inline uint32_t addend_frame_lanes(uint8_t op, uint32_t length) {
-  if (addend_op_is_table(op)) return length * 2u;
+  if (op >= ADDEND_OP_TABLE_SUM_U8) return length * 8u / addend_op_index_bits((addend_op)op);
   return length / addend_op_lane_bytes((addend_op)op);
+}
+
+/* A contribution is as long as some number of these. */
+static inline uint32_t addend_frame_unit(uint8_t op) {
+  if (op >= ADDEND_OP_NARROW_SUM_3_4) return 3; /* 8 indices */
+  return addend_op_lane_bytes((addend_op)op);
 }
 
 /* Bytes of the sum of contributions of `length` bytes. */
 static inline uint32_t addend_frame_sum_length(uint8_t op, uint32_t length) {
   if (op == ADDEND_OP_TABLE_SUM_U8) return length * 2u;
   if (op == ADDEND_OP_TABLE_SUM_U16) return length * 4u;
-  return length;
+  if (op < ADDEND_OP_NARROW_SUM_1_4) return length;
+  return (uint32_t)addend_op_sum_bytes((addend_op)op, addend_frame_lanes(op, length));
+}
+
+/* The same while the turn is open, and as leaves of a tree send it on. */
+static inline uint32_t addend_frame_growing_length(uint8_t op, uint32_t length) {
+  if (op < ADDEND_OP_NARROW_SUM_1_4) return addend_frame_sum_length(op, length);
+  return addend_frame_lanes(op, length) * 2u;
+}
+
+/* Whether sums of such contributions have room in a job with this payload. A frame has at most as
+ * many lanes of narrow sums as a payload has bytes: twice that is then room for them to grow. */
+static inline int addend_frame_sum_fits(uint8_t op, uint32_t length, uint32_t payload_bytes) {
+  return addend_frame_sum_length(op, length) <= payload_bytes &&
+         addend_frame_growing_length(op, length) <= 2 * payload_bytes;
 }
 
 static inline uint32_t addend_frame_table(const addend_frame_header* header) {
@@ -194,11 +214,12 @@ static inline addend_refusal addend_contribution_check(const addend_frame_header
   if (header->kind != ADDEND_FRAME_CONTRIBUTION ||
       (header->flags & 0xFu & ~(ADDEND_FRAME_RESENT | ADDEND_FRAME_ENTRY)) != 0)
     return ADDEND_REFUSAL_KIND;
-  if (header->op >= ADDEND_FRAME_OP_COUNT) return ADDEND_REFUSAL_OP;
-  if (!addend_op_is_table(header->op) && addend_frame_table(header) != 0) return ADDEND_REFUSAL_OP;
+  if (header->op >= ADDEND_OP_COUNT) return ADDEND_REFUSAL_OP;
+  if (!addend_frame_has_table(header->op) && addend_frame_table(header) != 0)
+    return ADDEND_REFUSAL_OP;
   if (header->length == 0 || header->length > ADDEND_FRAME_MAX_PAYLOAD_BYTES ||
       (uint32_t)header->length + ADDEND_FRAME_HEADER_BYTES != datagram_bytes ||
-      (header->length & (addend_op_lane_bytes((addend_op)header->op) - 1)) != 0)
+      header->length % addend_frame_unit(header->op) != 0)
     return ADDEND_REFUSAL_LENGTH;
   if (header->world == 0 || header->world > ADDEND_MAX_JOB_WORKERS) return ADDEND_REFUSAL_WORLD;
   if (header->worker >= header->world || header->count != 1 ||

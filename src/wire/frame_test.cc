@@ -26,10 +26,12 @@ TEST(FrameHeader, IsReadAndWrittenInNetworkByteOrder) {
 }
 
 TEST(FrameHeader, LengthsOfSumsAreThoseOfTheirLanes) {
-  for (uint8_t op = 0; op < ADDEND_FRAME_OP_COUNT; ++op) {
-    for (const uint32_t length : {8u, 1408u, 8832u}) {
+  for (uint8_t op = 0; op < ADDEND_OP_COUNT; ++op) {
+    for (const uint32_t length : {24u, 1392u, 8832u}) {
       EXPECT_EQ(addend_frame_sum_length(op, length),
                 addend_op_sum_bytes(static_cast<addend_op>(op), addend_frame_lanes(op, length)));
+      EXPECT_EQ(addend_op_bytes(static_cast<addend_op>(op), addend_frame_lanes(op, length)),
+                length);
     }
   }
 }

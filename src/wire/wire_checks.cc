@@ -9,7 +9,7 @@
 #include "wire/half.h"
 #include "wire/hash.h"
 
-static_assert(ADDEND_OP_NARROW_SUM_8_8 + 1 == ADDEND_OP_COUNT);
+static_assert(ADDEND_OP_NARROW_SUM_3_8 + 1 == ADDEND_OP_COUNT);
 static_assert(sizeof(float) == 4);
 static_assert(sizeof(addend_frame_header) == ADDEND_FRAME_HEADER_BYTES);
 static_assert(offsetof(addend_frame_header, epoch) == 4);

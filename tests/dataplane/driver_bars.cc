@@ -131,7 +131,7 @@ struct Job {
     trace.job.world = kWorld;
     trace.job.slots = kSlots + 1;
     trace.job.payload_bytes = kPayload;
-    trace.job.ops = (1u << ADDEND_FRAME_OP_COUNT) - 1;
+    trace.job.ops = (1u << ADDEND_OP_COUNT) - 1;
     trace.secret.assign(auth::Secret::kBytes, 17);
     keys = keys_of(trace);
     std::vector<net::Address> workers;

@@ -121,7 +121,7 @@ TEST_F(Driver, EveryAnswerIsTheReferences) {
     duplicate += counters.refused[ADDEND_REFUSAL_DUPLICATE];
   }
   RecordProperty("taken", std::to_string(taken));
-  EXPECT_GT(taken, 100000u);
+  EXPECT_GT(taken, 50000u);  // floats and narrow sums are the server's
   EXPECT_GT(complete, 15000u);
   EXPECT_GT(partial, 300u);
   EXPECT_GT(answered, 3000u);
@@ -149,7 +149,7 @@ TEST_F(Driver, EveryOperationFoldsLikeTheReferenceAtEveryLength) {
   reference.set_table(5, table);
   uint32_t turn = 0;
   uint64_t taken = 0;
-  for (uint32_t op = ADDEND_OP_SUM_I32; op < ADDEND_FRAME_OP_COUNT; ++op) {
+  for (uint32_t op = ADDEND_OP_SUM_I32; op < ADDEND_OP_NARROW_SUM_1_4; ++op) {
     const uint32_t lane = addend_op_lane_bytes(static_cast<addend_op>(op));
     const uint32_t longest =
         ADDEND_XDP_PAYLOAD_BYTES / addend_frame_sum_length(static_cast<uint8_t>(op), 1);
@@ -162,7 +162,7 @@ TEST_F(Driver, EveryOperationFoldsLikeTheReferenceAtEveryLength) {
           byte = static_cast<uint8_t>(random(256));
         Packet packet =
             contribution(options, worker, 0, turn, static_cast<Op>(op), std::move(payload));
-        if (addend_op_is_table(static_cast<uint8_t>(op))) packet.header.flags = 5 << 4;
+        if (addend_frame_has_table(static_cast<uint8_t>(op))) packet.header.flags = 5 << 4;
         const aggregate::Outcome outcome = machine.handle(packet, turn);
         const ReferenceSlots::Answer answer = reference.handle(packet, turn);
         ASSERT_EQ(outcome.refusal, answer.refusal);

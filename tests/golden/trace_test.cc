@@ -20,7 +20,9 @@ namespace {
 namespace fs = std::filesystem;
 
 const fs::path kTraces = fs::path(ADDEND_GOLDEN_DIR) / "traces";
-constexpr uint32_t kAllOps = (1u << ADDEND_FRAME_OP_COUNT) - 1;
+// Of the scenes that are older than narrow sums, which have scenes of their own.
+constexpr uint32_t kWholeOps = (1u << ADDEND_OP_NARROW_SUM_1_4) - 1;
+constexpr uint32_t kAllOps = (1u << ADDEND_OP_COUNT) - 1;
 
 // --- What the traces are made of
 
@@ -34,7 +36,7 @@ class Scene {
     trace_.job.world = world;
     trace_.job.slots = 4;
     trace_.job.payload_bytes = 64;
-    trace_.job.ops = kAllOps;
+    trace_.job.ops = kWholeOps;
     trace_.secret.resize(auth::Secret::kBytes);
     for (std::size_t i = 0; i < trace_.secret.size(); ++i)
       trace_.secret[i] = static_cast<uint8_t>(i * 7 + 1);
@@ -127,6 +129,10 @@ const aggregate::Table kTable = {0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 60, 61, 62, 6
 const aggregate::Table kWideTable = {0,   300,  600,  900,  1200, 1500, 1800, 2100,
                                      256, 2700, 3000, 3300, 3600, 3900, 4200, 4500};
 
+Scene::Bend with_table(uint32_t number) {
+  return [number](Packet& packet) { packet.header.flags = static_cast<uint8_t>(number << 4); };
+}
+
 Trace overwrite() {
   Scene scene({"The first contribution of a turn overwrites what an earlier turn left in its bank:",
                "turns 2 and 3 use the banks of turns 0 and 1."});
@@ -171,13 +177,41 @@ Trace operations() {
     scene.in(w, 0, 7, Op::kOrU64, Scene::lanes<uint64_t>({uint64_t{1} << (w * 31), 6}));
   for (uint32_t w = 0; w < 3; ++w)
     scene.in(w, 0, 8, Op::kMaxU32, Scene::lanes<uint32_t>({w, 2 - w, 0xFFFFFFFFu >> w, 7}));
-  const auto with_table = [](uint32_t number) {
-    return [number](Packet& packet) { packet.header.flags = static_cast<uint8_t>(number << 4); };
-  };
   for (uint32_t w = 0; w < 3; ++w)
     scene.in(w, 0, 9, Op::kTableSumU8, {0x10, 0xFE, static_cast<uint8_t>(w)}, with_table(0));
   for (uint32_t w = 0; w < 3; ++w)
     scene.in(w, 0, 10, Op::kTableSumU16, {0x10, 0xFE, static_cast<uint8_t>(w)}, with_table(1));
+  return scene.take();
+}
+
+Trace narrow_operations() {
+  Scene scene({"A turn for every narrow sum: the answer has headers, and lanes of 4 or 8 bits that",
+               "do not depend on who came first. Where 24 lanes span too much, they are rounded."});
+  scene.job().ops = kAllOps;
+  scene.table(0, kTable);
+  for (uint32_t turn = 0; turn < ADDEND_OP_COUNT - ADDEND_OP_NARROW_SUM_1_4; ++turn) {
+    const auto op = static_cast<Op>(ADDEND_OP_NARROW_SUM_1_4 + turn);
+    const auto bytes = static_cast<uint32_t>(op_bytes(op, 24));
+    for (uint32_t w = 0; w < 3; ++w)
+      scene.in((w + turn) % 3, 0, turn, op, bytes_for((w + turn) % 3, bytes), with_table(0));
+  }
+  return scene.take();
+}
+
+Trace narrow_quorum() {
+  Scene scene(
+      {"A narrow sum that closes at a quorum is narrowed as it is; who asks again gets the",
+       "same bytes. One that has more lanes than a payload has bytes is refused (length)."});
+  scene.job().ops = kAllOps;
+  scene.table(0, kTable);
+  scene.job().patience_ns = 1'000'000;
+  scene.job().quorum = 2;
+  for (const uint32_t w : {2u, 0u})
+    scene.in(w, 0, 0, Op::kNarrowSum44, bytes_for(w, 24), with_table(0));
+  scene.expire(1'000'000);
+  scene.in(0, 0, 0, Op::kNarrowSum44, bytes_for(0, 24), with_table(0));
+  scene.in(0, 1, 0, Op::kNarrowSum44, bytes_for(0, 36), with_table(0));
+  scene.in(0, 1, 0, Op::kNarrowSum34, bytes_for(0, 22), with_table(0));  // not eight indices
   return scene.take();
 }
 
@@ -298,7 +332,7 @@ Trace refusals() {
   Scene scene(
       {"Frames that change nothing and are not answered, by reason. Between them slot 0 collects",
        "a sum that none of them may touch."});
-  scene.job().ops = kAllOps & ~(1u << ADDEND_OP_SUM_I64);
+  scene.job().ops = kWholeOps & ~(1u << ADDEND_OP_SUM_I64);
   scene.table(1, kTable);
   scene.in(0, 0, 0, 1);
   const Datagram good = scene.frame(1, 0, 0, Op::kSumI32, Scene::lanes<int32_t>({2, -2}));
@@ -320,7 +354,7 @@ Trace refusals() {
       [](auto& h) { h.kind = 0; },
       [](auto& h) { h.flags = ADDEND_FRAME_BIG_ENDIAN; },
       [](auto& h) { h.flags = ADDEND_FRAME_PARTIAL; },
-      [](auto& h) { h.op = ADDEND_FRAME_OP_COUNT; },
+      [](auto& h) { h.op = ADDEND_OP_NARROW_SUM_1_4; },  // not allowed in this job
       [](auto& h) { h.op = 255; },
       [](auto& h) { h.flags = 1 << ADDEND_FRAME_TABLE_SHIFT; },  // of a sum without table
       [](auto& h) { h.op = ADDEND_OP_SUM_I64; },                 // not allowed in this job
@@ -389,11 +423,30 @@ Trace leaf() {
   return scene.take();
 }
 
+Trace narrow_leaf() {
+  Scene scene(
+      {"A leaf sends narrow sums up as they are before that, so as sum_u16; what comes down",
+       "is the sum of all, which every leaf narrows alike."},
+      2);
+  scene.job().ops = kAllOps;
+  scene.upstream({0x21222324, 0x61626364, 1, 2});
+  scene.table(0, kTable);
+  for (uint32_t w = 0; w < 2; ++w)
+    scene.in(w, 0, 0, Op::kNarrowSum44, {0x10, 0xFE, 0x73, 0x00}, with_table(0));
+  scene.up(0, 0, Op::kNarrowSum44, Datagram(9, 0));
+  scene.up(0, 0, Op::kSumU16, Scene::lanes<uint16_t>({100, 101, 102, 103, 104, 120, 160, 131}));
+  scene.in(1, 0, 0, Op::kNarrowSum44, {0x10, 0xFE, 0x73, 0x00}, with_table(0));
+  scene.in(1, 0, 1, Op::kNarrowSum44, bytes_for(1, 20), with_table(0));  // 80 bytes to send on
+  return scene.take();
+}
+
 std::map<std::string, Trace> scenes() {
   const auto table = [](Packet& p) { p.header.flags = 1 << ADDEND_FRAME_TABLE_SHIFT; };
   std::map<std::string, Trace> all;
   all["overwrite"] = overwrite();
   all["operations"] = operations();
+  all["narrow_operations"] = narrow_operations();
+  all["narrow_quorum"] = narrow_quorum();
   all["full_payload"] = full_payload();
   all["asked_again"] = asked_again();
   all["duplicate"] = duplicate();
@@ -406,6 +459,7 @@ std::map<std::string, Trace> scenes() {
   all["mismatch_table"] = mismatch("table", table, Op::kTableSumU8, {0x21, 0x43});
   all["ended"] = ended();
   all["leaf"] = leaf();
+  all["narrow_leaf"] = narrow_leaf();
   all["refusals"] = refusals();
   return all;
 }
@@ -538,7 +592,7 @@ TEST(Trace, TheTracesVisitEverything) {
   }
   EXPECT_EQ(refusals.size(), std::size_t{ADDEND_REFUSAL_COUNT} - 1);
   EXPECT_EQ(refusals.count(ADDEND_REFUSAL_RATE), 0u);
-  EXPECT_EQ(ops.size(), size_t{ADDEND_FRAME_OP_COUNT});
+  EXPECT_EQ(ops.size(), size_t{ADDEND_OP_COUNT});
   EXPECT_EQ(notices.size(), 3u);
   EXPECT_GT(partial, 0u);
   EXPECT_GT(answered, 0u);

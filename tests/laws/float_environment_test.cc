@@ -31,6 +31,7 @@ const std::vector<std::string> kSpecs = {
     "quant:feedback=byte,bits=auto",
     "quant:rotate=none,carrier=indices",
     "quant:bits=8,down=4",
+    "quant:bits=3,down=8",
     "quant:index=auto,feedback=float",
     "lowrank:rank=2",
     "topk:density=0.1,index=packed",

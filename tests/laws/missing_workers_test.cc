@@ -40,6 +40,7 @@ const std::vector<std::string> kSpecs = {
     "quant:bits=8,down=8",
     "quant:norms=ahead,feedback=float",
     "quant:bits=4,down=4,feedback=float",
+    "quant:bits=3,down=8,feedback=float",
     "quant:index=packed",
     "quant:index=auto,feedback=float",
 };

@@ -35,6 +35,7 @@ const std::vector<std::string> kSpecs = {
     "quant:bits=auto",
     "quant:carrier=indices",
     "quant:bits=2,down=4",
+    "quant:bits=3,down=8",
     "quant:bits=8,down=8,feedback=float",
     "quant:feedback=float",
     "quant:feedback=byte",

@@ -65,6 +65,9 @@ NOT_REPLAYED = {
     "mismatch_length": "begins with a table sum",
     "mismatch_op": "begins with a table sum",
     "mismatch_table": "begins with a table sum",
+    "narrow_leaf": "no switch is a leaf",
+    "narrow_operations": "table sums",
+    "narrow_quorum": "a switch has no clock",
     "quorum": "a switch has no clock",
     "timeout": "a switch has no clock",
 }

@@ -25,6 +25,7 @@ namespace {
 using testing_support::check_operations;
 using testing_support::far;
 using testing_support::key_of;
+using testing_support::sum_by;
 using testing_support::work_together;
 
 /// A job at as many servers as the parameter says.
@@ -142,6 +143,50 @@ TEST_P(ServiceTest, CodecsRunOverItUnchanged) {
     for (uint32_t w = 1; w < kWorld; ++w)
       EXPECT_EQ(results[w], results[0]) << spec;
   }
+}
+
+// What a local group gives, bit for bit: who came first, and how planes were cut, does not matter.
+TEST_P(ServiceTest, NarrowSumsOfCodecsAreThoseOfALocalGroup) {
+  const auto servers = start_servers();
+  constexpr uint32_t kWorld = 4;
+  constexpr uint64_t kCount = 50000;
+  const auto gradient_of = [&](uint32_t worker) {
+    std::vector<float> gradient(kCount);
+    for (std::size_t i = 0; i < kCount; ++i)
+      gradient[i] = static_cast<float>(number(worker, Op::kNarrowSum44, i) % 1000) - 500;
+    return gradient;
+  };
+  for (const char* spec : {"quant:bits=1,down=4", "quant:bits=3,down=8", "quant:bits=4,down=4",
+                           "quant:bits=8,down=8"}) {
+    std::vector<std::vector<float>> results(kWorld), expected(kWorld);
+    const auto sum = [&](Reducer& reducer, std::vector<std::vector<float>>& all) {
+      all[reducer.worker()] = gradient_of(reducer.worker());
+      sum_by(spec, reducer, DType::kF32, kCount, all[reducer.worker()].data());
+    };
+    work(kWorld, [&](Reducer& reducer) { sum(reducer, results); });
+    const auto group = create_local_group(kWorld);
+    ASSERT_TRUE(group);
+    std::vector<std::thread> threads;
+    for (uint32_t w = 0; w < kWorld; ++w)
+      threads.emplace_back([&, w] { sum(*(*group)->reducer(w), expected); });
+    for (std::thread& thread : threads)
+      thread.join();
+    EXPECT_EQ(results, expected) << spec;
+  }
+}
+
+TEST_P(ServiceTest, NarrowSumsOfPartsOfAByteAreRefusedByName) {
+  const auto servers = start_servers();
+  work(2, [](Reducer& reducer) {
+    std::vector<uint8_t> levels(12), sums(64);
+    Round round;
+    round.add({Op::kNarrowSum88, levels.size(), levels.data(), nullptr, sums.data()});
+    const Status status = reducer.reduce(round, far());
+    ASSERT_FALSE(status);
+    EXPECT_EQ(status.error().code, Errc::kUnsupported);
+    EXPECT_NE(status.error().message.find("narrow_sum_8_8 of 12 lanes"), std::string::npos)
+        << status.error().message;
+  });
 }
 
 TEST_P(ServiceTest, ManyRoundsOfAllSizes) {

@@ -10,7 +10,7 @@
 
 namespace addend::testing_support {
 
-inline constexpr uint32_t kAllOps = (1u << ADDEND_FRAME_OP_COUNT) - 1;
+inline constexpr uint32_t kAllOps = (1u << ADDEND_OP_COUNT) - 1;
 
 /// The state machine alone; another machine has the same members.
 class SlotsMachine {
@@ -67,7 +67,7 @@ class SlotsAgainstReference {
     Packet packet =
         contribution(options_, worker, slot, turn, op_,
                      payload_for(options_.epoch, worker, slot, turn + draw_(2), length_));
-    if (is_table_sum(op_)) packet.header.flags = static_cast<uint8_t>(table_ << 4);
+    if (op_table_bytes(op_) != 0) packet.header.flags = static_cast<uint8_t>(table_ << 4);
     if (draw_(4) == 0) packet.header.flags |= ADDEND_FRAME_RESENT;
     // Every third turn of a slot begins a step, but for a worker that is confused.
     if ((turn % 3 == 0) != (draw_(512) == 0)) packet.header.flags |= ADDEND_FRAME_ENTRY;
@@ -98,7 +98,7 @@ class SlotsAgainstReference {
     options.world = 1 + draw_(draw_(8) == 0 ? ADDEND_MAX_JOB_WORKERS : 5);
     options.first_slot = draw_(3) * 100;
     options.slots = 1 + draw_(4);
-    options.payload_bytes = 64;
+    options.payload_bytes = 256;
     options.ops = kAllOps;
     const uint32_t policy = draw_(3);
     if (policy > 0) options.patience_ns = 100 + draw_(400);
@@ -113,8 +113,9 @@ class SlotsAgainstReference {
   }
 
   void choose_shape() {
-    op_ = static_cast<Op>(draw_(ADDEND_FRAME_OP_COUNT));
+    op_ = static_cast<Op>(draw_(ADDEND_OP_COUNT));
     length_ = (1 + draw_(2)) * 8;
+    length_ *= length_ % addend_frame_unit(static_cast<uint8_t>(op_)) == 0 ? 1 : 3;
     table_ = draw_(2);
   }
 
@@ -123,12 +124,10 @@ class SlotsAgainstReference {
     const uint32_t slot = options_.first_slot + draw_(options_.slots);
     uint32_t& front = fronts_[slot - options_.first_slot];
     const uint32_t turn = front + (draw_(4) == 0 ? draw_(4) - 2 : 0);
-    const uint32_t lanes = addend_frame_lanes(static_cast<uint8_t>(op_), length_);
-    Packet packet = contribution(
-        options_, 0, slot, turn, op_,
-        payload_for(7, 0, slot, turn, static_cast<uint32_t>(op_sum_bytes(op_, lanes))));
-    if (op_ == Op::kTableSumU8) packet.header.op = ADDEND_OP_SUM_U8;
-    if (op_ == Op::kTableSumU16) packet.header.op = ADDEND_OP_SUM_U16;
+    const uint32_t bytes = addend_frame_growing_length(static_cast<uint8_t>(op_), length_);
+    Packet packet =
+        contribution(options_, 0, slot, turn, op_, payload_for(7, 0, slot, turn, bytes));
+    packet.header.op = ReferenceSlots::sum_op_of(op_);
     if (draw_(64) == 0) packet.header.flags |= ADDEND_FRAME_PARTIAL;
     const bool good = same_answer(machine_.take_result(packet), reference_.take_result(packet));
     if (closed_) {

@@ -58,8 +58,8 @@ class ReferenceSlots {
     Turn& turn = turns[number];
     if (turn.closed) return {ADDEND_REFUSAL_DUPLICATE};
     if (!turn.relayed) return {ADDEND_REFUSAL_TURN};
-    if (packet.header.op != sum_op_of(turn) ||
-        packet.header.length != result(turn, aggregate::Audience::kNobody).sums.size() ||
+    if (packet.header.op != sum_op_of(static_cast<Op>(turn.first.header.op)) ||
+        packet.header.length != grown(turn).size() ||
         (packet.header.flags & ADDEND_FRAME_PARTIAL) != 0)
       return {ADDEND_REFUSAL_MISMATCH};
     turn.closed = true;
@@ -107,6 +107,25 @@ class ReferenceSlots {
     return true;
   }
 
+  /// What a leaf's sums are added with upstream.
+  static uint8_t sum_op_of(Op op) {
+    if (!is_table_sum(op)) return static_cast<uint8_t>(op);
+    return op == Op::kTableSumU8 ? ADDEND_OP_SUM_U8 : ADDEND_OP_SUM_U16;
+  }
+
+  /// What u16 sums come back as, byte for byte.
+  static std::vector<uint8_t> narrowed(Op op, const std::vector<uint8_t>& grown) {
+    std::vector<uint16_t> sums(grown.size() / 2);
+    std::memcpy(sums.data(), grown.data(), grown.size());
+    std::vector<uint8_t> out(op_sum_bytes(op, sums.size()));
+    for (uint64_t at = 0; at < sums.size(); at += narrow::kGroupLanes) {
+      reference::narrow_group(&sums[at], std::min<uint64_t>(narrow::kGroupLanes, sums.size() - at),
+                              addend_op_narrow_bits(static_cast<addend_op>(op)),
+                              out.data() + op_sum_bytes(op, at));
+    }
+    return out;
+  }
+
  private:
   struct Turn {
     Packet first;
@@ -118,22 +137,12 @@ class ReferenceSlots {
     std::vector<uint8_t> upstream;  // and what it answered
   };
 
-  static uint8_t sum_op_of(const Turn& turn) {
-    switch (static_cast<Op>(turn.first.header.op)) {
-      case Op::kTableSumU8:
-        return ADDEND_OP_SUM_U8;
-      case Op::kTableSumU16:
-        return ADDEND_OP_SUM_U16;
-      default:
-        return turn.first.header.op;
-    }
-  }
-
   Answer relay(Turn& turn, uint64_t now_ns) const {
     turn.relayed = true;
     turn.opened_ns = now_ns;
     Answer answer = result(turn, aggregate::Audience::kUpstream);
     answer.kind = ADDEND_FRAME_CONTRIBUTION;
+    answer.sums = grown(turn);
     return answer;
   }
 
@@ -218,26 +227,42 @@ class ReferenceSlots {
     Answer answer{ADDEND_REFUSAL_NONE, audience, ADDEND_FRAME_RESULT};
     answer.contributors = contributors(turn);
     answer.partial = turn.partial;
-    if (!turn.upstream.empty()) {
-      answer.sums = turn.upstream;
-      return answer;
-    }
+    answer.sums = grown(turn);
+    const auto op = static_cast<Op>(turn.first.header.op);
+    if (is_narrow_sum(op)) answer.sums = narrowed(op, answer.sums);
+    return answer;
+  }
+
+  // What the contributions add up to; narrow sums are still u16.
+  std::vector<uint8_t> grown(const Turn& turn) const {
+    if (!turn.upstream.empty()) return turn.upstream;
     const auto op = static_cast<Op>(turn.first.header.op);
     const uint32_t lanes = addend_frame_lanes(turn.first.header.op, turn.first.header.length);
     // Zero is neutral for every operation (bit patterns included).
-    answer.sums.assign(op_sum_bytes(op, lanes), 0);
+    std::vector<uint8_t> sums(is_narrow_sum(op) ? lanes * 2 : op_sum_bytes(op, lanes), 0);
     for (const Packet& packet : turn.from) {
       if (!is_table_sum(op)) {
-        reference::fold(op, answer.sums.data(), packet.payload.data(), lanes);
+        reference::fold(op, sums.data(), packet.payload.data(), lanes);
         continue;
       }
-      const aggregate::Table& table = tables_.at(packet.header.flags >> 4);
-      for (uint32_t i = 0; i < lanes; ++i) {
-        const uint16_t entry = table[reference::nibble(packet.payload.data(), i)];
-        add_entry(op, answer.sums, i, entry);
-      }
+      for (uint32_t i = 0; i < lanes; ++i)
+        add_entry(op, sums, i, entry_of(packet, i));
     }
-    return answer;
+    return sums;
+  }
+
+  // Bit by bit, whatever the width of an index.
+  uint16_t entry_of(const Packet& packet, uint32_t lane) const {
+    const auto op = static_cast<addend_op>(packet.header.op);
+    const uint32_t bits = addend_op_index_bits(op);
+    uint32_t index = 0;
+    for (uint32_t bit = 0; bit < bits; ++bit) {
+      const uint32_t at = lane * bits + bit;
+      index |= (packet.payload[at / 8] >> (at % 8) & 1u) << bit;
+    }
+    if (addend_op_table_bytes(op) == 0) return static_cast<uint16_t>(index);
+    const uint16_t entry = tables_.at(packet.header.flags >> 4)[index];
+    return addend_op_table_bytes(op) == 32 ? entry : entry & 0xFF;
   }
 
   static void add_entry(Op op, std::vector<uint8_t>& sums, uint32_t lane, uint16_t entry) {

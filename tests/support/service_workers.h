@@ -42,23 +42,27 @@ inline std::vector<uint8_t> plane_of(uint32_t worker, Op op, uint64_t lanes) {
   return bytes;
 }
 
-/// A round of each operation that servers know, but for floats: the order of arrival decides their
-/// last bits. REQUIRES: at most 17 workers, whose sums a byte of a table holds.
-inline void check_operations(Reducer& reducer, uint64_t lanes) {
+/// A round of each operation, but for floats: the order of arrival decides their last bits. Narrow
+/// sums come in whole bytes. REQUIRES: at most 17 workers, whose sums a byte of a table holds.
+inline void check_operations(Reducer& reducer, uint64_t most_lanes) {
   uint16_t table[16];
   uint8_t narrow[16];
   for (uint32_t i = 0; i < 16; ++i)
     narrow[i] = static_cast<uint8_t>(table[i] = static_cast<uint16_t>(i * (17 / reducer.world())));
-  for (std::size_t o = 3; o < ADDEND_FRAME_OP_COUNT; ++o) {
+  for (std::size_t o = 3; o < kOpCount; ++o) {
     const auto op = static_cast<Op>(o);
+    const uint64_t lanes = is_narrow_sum(op) ? most_lanes / 8 * 8 : most_lanes;
     std::vector<uint8_t> data = plane_of(reducer.worker(), op, lanes);
     std::vector<uint8_t> sums(op_sum_bytes(op, lanes)), expected(sums.size());
-    const void* entries = op == Op::kTableSumU8 ? static_cast<const void*>(narrow) : table;
+    const void* entries = op == Op::kTableSumU16 ? static_cast<const void*>(table) : narrow;
+    std::vector<uint16_t> grown(is_narrow_sum(op) ? lanes : 0);
     for (uint32_t w = 0; w < reducer.world(); ++w) {
       const std::vector<uint8_t> theirs = plane_of(w, op, lanes);
-      is_table_sum(op) ? fold_table(op, expected.data(), theirs.data(), entries, lanes)
-                       : fold(op, expected.data(), theirs.data(), lanes);
+      void* acc = is_narrow_sum(op) ? static_cast<void*>(grown.data()) : expected.data();
+      is_table_sum(op) ? fold_table(op, acc, theirs.data(), entries, lanes)
+                       : fold(op, acc, theirs.data(), lanes);
     }
+    if (is_narrow_sum(op)) narrow_sums(op, grown.data(), lanes, expected.data());
     Round round;
     round.add({op, lanes, data.data(), entries, sums.data()});
     const Status status = reducer.reduce(round, far());

@@ -53,9 +53,12 @@ struct Upgrade {
 
 Op lane_op(Lane lane, const Options& options) {
   if (options.down != 0) {
-    // By rising bits of an index (1, 2, 4, 8), and of a sum for each.
-    const uint32_t width = options.bits > 4 ? 3 : options.bits > 2 ? 2 : options.bits - 1;
-    return static_cast<Op>(ADDEND_OP_NARROW_SUM_1_4 + 2 * width + (options.down == 8 ? 1 : 0));
+    constexpr Op kOps[][2] = {{Op::kNarrowSum14, Op::kNarrowSum18},
+                              {Op::kNarrowSum24, Op::kNarrowSum28},
+                              {Op::kNarrowSum34, Op::kNarrowSum38},
+                              {Op::kNarrowSum44, Op::kNarrowSum48},
+                              {Op::kNarrowSum84, Op::kNarrowSum88}};
+    return kOps[std::min(options.bits, 5u) - 1][options.down == 8 ? 1 : 0];
   }
   if (options.carrier == Carrier::kIndices)
     return lane == Lane::kU8 ? Op::kTableSumU8 : Op::kTableSumU16;

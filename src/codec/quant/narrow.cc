@@ -12,18 +12,24 @@
 namespace addend::quant {
 namespace {
 
+// `ones` set bits at every `every`th place.
+constexpr uint64_t repeated(uint32_t ones, uint32_t every) {
+  uint64_t mask = 0;
+  for (uint32_t at = 0; at < 64; at += every)
+    mask |= ((uint64_t{1} << ones) - 1) << at;
+  return mask;
+}
+
 // The low bits of sixteen nibbles, side by side. Neighbours move together in four steps, each of
 // which halves how many there are.
-uint32_t squeeze(uint64_t x, uint32_t bits) {
-  constexpr uint64_t kMasks[2][4] = {
-      {0x0303030303030303, 0x000F000F000F000F, 0x000000FF000000FF, 0xFFFF},
-      {0x0F0F0F0F0F0F0F0F, 0x00FF00FF00FF00FF, 0x0000FFFF0000FFFF, 0xFFFFFFFF}};
-  uint32_t shift = 4 - bits;
-  for (const uint64_t mask : kMasks[bits - 1]) {
-    x = (x | x >> shift) & mask;
-    shift *= 2;
+template <uint32_t kBits>
+uint64_t squeeze(uint64_t x) {
+  for (uint32_t step = 0; step < 4; ++step) {
+    const uint32_t ones = kBits << step, room = 4u << step;
+    const uint64_t even = repeated(ones, 2 * room);
+    x = (x & even) | (x >> (room - ones) & even << ones);
   }
-  return static_cast<uint32_t>(x);
+  return x;
 }
 
 uint64_t little(uint64_t x) {
@@ -31,16 +37,22 @@ uint64_t little(uint64_t x) {
   return __builtin_bswap64(x);
 }
 
-}  // namespace
-
-void pack_indices(const uint8_t* nibbles, uint64_t n, uint32_t bits, uint8_t* out) {
+template <uint32_t kBits>
+void pack(const uint8_t* nibbles, uint64_t n, uint8_t* out) {
   for (uint64_t i = 0; i < n; i += 16) {
     uint64_t word = 0;
     std::memcpy(&word, nibbles + i / 2, 8);
-    const uint32_t packed = squeeze(little(word), bits);
-    for (uint32_t byte = 0; byte < 2 * bits; ++byte)
-      out[i * bits / 8 + byte] = static_cast<uint8_t>(packed >> (8 * byte));
+    const uint64_t packed = little(squeeze<kBits>(little(word)));
+    std::memcpy(out + i / 8 * kBits, &packed, 2 * kBits);
   }
+}
+
+}  // namespace
+
+void pack_indices(const uint8_t* nibbles, uint64_t n, uint32_t bits, uint8_t* out) {
+  if (bits == 1) return pack<1>(nibbles, n, out);
+  if (bits == 2) return pack<2>(nibbles, n, out);
+  pack<3>(nibbles, n, out);
 }
 
 void widen(const uint8_t* sums, uint32_t bits, uint64_t first, uint64_t n, uint32_t* twice) {
@@ -64,7 +76,7 @@ void widen(const uint8_t* sums, uint32_t bits, uint64_t first, uint64_t n, uint3
 // Encodes a block as its plane has it with `down`.
 void QuantCodec::fill_narrow(Scratch& mine, uint64_t b, uint8_t* out) {
   if (options_.bits > 4) return encode_block(mine, b, Carrier::kLevels, out);
-  if (options_.bits > 2) return encode_block(mine, b, Carrier::kIndices, out);
+  if (options_.bits == 4) return encode_block(mine, b, Carrier::kIndices, out);
   auto* nibbles = mine.wide.as<uint8_t>();
   encode_block(mine, b, Carrier::kIndices, nibbles);
   pack_indices(nibbles, blocks_[b].size, options_.bits, out);
@@ -73,12 +85,19 @@ void QuantCodec::fill_narrow(Scratch& mine, uint64_t b, uint8_t* out) {
 // Lanes between segments say something in the middle, so that they do not widen a group's range.
 void QuantCodec::fill_gaps(LanePlane& plane) {
   if (layout().segments.empty()) return;
-  const uint32_t middle = (1u << (options_.bits - 1)) - 1 + layout().worker % 2;
-  uint32_t byte = options_.bits > 4 ? codings_[0].table.levels[middle] : middle;
-  if (options_.bits <= 4) byte |= byte << 4;
-  if (options_.bits <= 2) byte |= byte << 2;
-  if (options_.bits == 1) byte |= byte << 1;
-  std::memset(plane.data.as<void>(), static_cast<int>(byte & 0xFF), plane.data.capacity());
+  const uint32_t bits = options_.bits;
+  const uint32_t middle = (1u << (bits - 1)) - 1 + layout().worker % 2;
+  auto* bytes = plane.data.as<uint8_t>();
+  if (bits > 4) {
+    std::memset(bytes, static_cast<int>(codings_[0].table.levels[middle]), plane.data.capacity());
+    return;
+  }
+  // Eight indices, and as often as they fit: a group is a multiple of them.
+  uint32_t eight = 0;
+  for (uint32_t i = 0; i < 8; ++i)
+    eight |= middle << (i * bits);
+  for (uint64_t i = 0; i < plane.lanes / 8 * bits; ++i)
+    bytes[i] = static_cast<uint8_t>(eight >> (i % bits * 8));
 }
 
 // An adder's steps are not 0. Whatever else stands in a group is a sum.

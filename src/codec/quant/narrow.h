@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lanes of narrow sums: indices of 1 and 2 bits on the way up, sums of 4 or 8 bits on the way back.
+// Lanes of narrow sums: indices of 1 to 3 bits on the way up, sums of 4 or 8 bits on the way back.
 #pragma once
 
 #include <cstdint>
 
 namespace addend::quant {
 
-/// Packs n 4-bit indices, two a byte, into `bits` (1 or 2) each, the first in the lowest bits.
+/// Packs n 4-bit indices, two a byte, into `bits` (1 to 3) each, the first in the lowest bits.
 /// REQUIRES: n a multiple of 64, indices below 2^bits.
 void pack_indices(const uint8_t* nibbles, uint64_t n, uint32_t bits, uint8_t* out);
 

@@ -59,7 +59,8 @@ INLINE int is_eligible(const addend_xdp_job* job, const addend_frame_header* hea
   if (header->world != job->world || header->length > job->payload_bytes) return 0;
   if ((uint32_t)header->slot - job->first_slot >= job->slots) return 0;
   if (((job->ops & ADDEND_XDP_OPS) >> header->op & 1) == 0) return 0;
-  if (addend_op_is_table(header->op) && (job->known_tables >> addend_frame_table(header) & 1) == 0)
+  if (addend_frame_has_table(header->op) &&
+      (job->known_tables >> addend_frame_table(header) & 1) == 0)
     return 0;
   return addend_frame_sum_length(header->op, header->length) <= job->payload_bytes;
 }

@@ -96,7 +96,7 @@ INLINE int fold_in(struct xdp_md* ctx, uint32_t at, addend_xdp_job* job, addend_
   if (bank->state != ADDEND_XDP_OPEN || bank->turn != header->turn) open_bank(bank, header);
   const uint32_t first = bank->contributors == 0 ? FIRST : 0;
   int failed;
-  if (addend_op_is_table(header->op)) {
+  if (addend_frame_has_table(header->op)) {
     const uint32_t wide = header->op == ADDEND_OP_TABLE_SUM_U16 ? WIDE : 0;
     failed = fold_table(ctx, at, slot, job, number << 16 | first | wide | header->flags >> 4);
   } else {

@@ -5,6 +5,7 @@
 
 #include "base/assert.h"
 #include "base/bits.h"
+#include "wire/frame.h"
 
 namespace addend::service_client {
 
@@ -26,15 +27,28 @@ void swap_lanes(Op op, std::span<uint8_t> lanes) {
                  lanes.begin() + static_cast<std::ptrdiff_t>(at + width));
 }
 
-uint32_t lanes_per_chunk(Op op, uint32_t payload_bytes) {
-  // Sums are never shorter than contributions; table sums come in pairs of lanes.
-  return static_cast<uint32_t>(payload_bytes / op_sum_bytes(op, 1)) &
-         (is_table_sum(op) ? ~1u : ~0u);
+uint32_t lanes_per_chunk(Op op, const FrameLimits& limits) {
+  if (!is_narrow_sum(op)) {
+    // Sums are never shorter than contributions; table sums come in pairs of lanes.
+    return static_cast<uint32_t>(limits.payload_bytes / op_sum_bytes(op, 1)) &
+           (is_table_sum(op) ? ~1u : ~0u);
+  }
+  const auto fits = [&](uint32_t lanes) {
+    const auto length = static_cast<uint32_t>(op_bytes(op, lanes));
+    const auto number = static_cast<uint8_t>(op);
+    return length <= limits.payload_bytes &&
+           addend_frame_sum_fits(number, length, limits.payload_bytes) &&
+           (!limits.leaf || addend_frame_growing_length(number, length) <= limits.payload_bytes);
+  };
+  uint32_t lanes = 0;
+  while (fits(lanes + ADDEND_NARROW_GROUP_LANES))
+    lanes += ADDEND_NARROW_GROUP_LANES;
+  return lanes;
 }
 
-Chunks::Chunks(Round& round, uint32_t payload_bytes) : round_(&round), planes_(round.size) {
+Chunks::Chunks(Round& round, const FrameLimits& limits) : round_(&round), planes_(round.size) {
   for (std::size_t p = 0; p < planes_; ++p) {
-    lanes_[p] = lanes_per_chunk(round.planes[p].op, payload_bytes);
+    lanes_[p] = lanes_per_chunk(round.planes[p].op, limits);
     first_[p + 1] = first_[p] + ceil_div(round.planes[p].lanes, lanes_[p]);
   }
 }

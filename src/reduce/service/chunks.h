@@ -25,12 +25,19 @@ struct Chunk {
 /// Between the machine's byte order and the network's. REQUIRES: lanes of 4 or 8 bytes.
 void swap_lanes(Op op, std::span<uint8_t> lanes);
 
-/// Lanes whose contribution and whose sums both fit `payload_bytes`.
-uint32_t lanes_per_chunk(Op op, uint32_t payload_bytes);
+/// What frames of a job carry.
+struct FrameLimits {
+  uint32_t payload_bytes = 0;
+  bool leaf = false;  ///< sums that are not narrowed yet must fit a frame, too
+};
+
+/// Lanes whose contribution and whose sums both fit a frame. 0: a group of narrow sums does not.
+uint32_t lanes_per_chunk(Op op, const FrameLimits& limits);
 
 class Chunks {
  public:
-  Chunks(Round& round, uint32_t payload_bytes);
+  /// REQUIRES: lanes_per_chunk of every plane is not 0.
+  Chunks(Round& round, const FrameLimits& limits);
   uint64_t size() const { return first_[planes_]; }
   /// REQUIRES: i < size().
   Chunk at(uint64_t i) const;

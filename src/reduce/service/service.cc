@@ -116,6 +116,7 @@ class ServiceReducer final : public Reducer {
         payload_bytes_(session_->welcome().payload_bytes),
         quorum_(session_->welcome().quorum),
         was_by_switch_(by_switch()),
+        was_by_leaf_(by_leaf()),
         stream_(session_->welcome().slots, payload_bytes_) {
     // Joining again is for what the stream is made for.
     options_.payload_bytes = payload_bytes_;
@@ -144,6 +145,25 @@ class ServiceReducer final : public Reducer {
     return (session_->welcome().ops >> static_cast<uint32_t>(op) & 1) != 0;
   }
 
+  bool by_leaf() const { return (session_->welcome().flags & ADDEND_CONTROL_LEAF) != 0; }
+
+  FrameLimits frame_limits() const { return {payload_bytes_, was_by_leaf_}; }
+
+  // What an aggregator does with lanes that are not there would not be a plane's sums.
+  Status check_narrow(const Plane& plane) const {
+    if (!is_narrow_sum(plane.op)) return {};
+    const auto refuse = [&](const std::string& why) {
+      return make_error(Errc::kUnsupported, std::string(op_name(plane.op)) + " " + why);
+    };
+    if (plane.lanes % 8 != 0)
+      return refuse("of " + std::to_string(plane.lanes) +
+                    " lanes: an aggregation server adds whole bytes of indices, so 8 lanes");
+    if (lanes_per_chunk(plane.op, frame_limits()) == 0)
+      return refuse("comes back in groups of 512 lanes, and datagrams of this job carry only " +
+                    std::to_string(payload_bytes_) + " bytes");
+    return {};
+  }
+
   // The job does not allow floats.
   Status run_as_integers(Round& round, Deadline deadline) {
     Round integers;
@@ -160,17 +180,13 @@ class ServiceReducer final : public Reducer {
     if (ended_) return session_->error_of(*ended_);
     std::array<uint32_t, Round::kMaxPlanes> tables{};
     for (std::size_t p = 0; p < round.size; ++p) {
-      if (is_narrow_sum(round.planes[p].op)) {
-        return make_error(Errc::kUnsupported, std::string("an aggregation server has no ") +
-                                                  op_name(round.planes[p].op) +
-                                                  ": narrow sums take a mesh");
-      }
-      if (!is_table_sum(round.planes[p].op)) continue;
+      ADDEND_TRY(check_narrow(round.planes[p]));
+      if (op_table_bytes(round.planes[p].op) == 0) continue;
       auto table = table_of(round.planes[p], deadline);
       if (!table) return table.error();
       tables[p] = *table;
     }
-    const Chunks chunks(round, payload_bytes_);
+    const Chunks chunks(round, frame_limits());
     const uint64_t first = stream_.extend(chunks.size());
     absent_somewhere_ = 0;
     absent_everywhere_ = ~uint64_t{0};
@@ -365,6 +381,10 @@ class ServiceReducer final : public Reducer {
                                     : "no switch folds the job any more; all workers must "
                                       "join anew");
     }
+    if (by_leaf() != was_by_leaf_) {
+      return make_error(Errc::kMismatch,
+                        "the server's place in its tree has changed; all workers must join anew");
+    }
     if (session_->welcome().payload_bytes != payload_bytes_) {
       return make_error(Errc::kMismatch, "the path between the server and some worker carries " +
                                              std::to_string(session_->welcome().payload_bytes) +
@@ -384,8 +404,8 @@ class ServiceReducer final : public Reducer {
   Result<uint32_t> table_of(const Plane& plane, Deadline deadline) {
     Table table{};
     for (std::size_t i = 0; i < table.size(); ++i) {
-      table[i] = plane.op == Op::kTableSumU8 ? static_cast<const uint8_t*>(plane.table)[i]
-                                             : static_cast<const uint16_t*>(plane.table)[i];
+      table[i] = plane.op == Op::kTableSumU16 ? static_cast<const uint16_t*>(plane.table)[i]
+                                              : static_cast<const uint8_t*>(plane.table)[i];
     }
     const auto known = std::find(tables_.begin(), tables_.end(), table);
     if (known != tables_.end()) return static_cast<uint32_t>(known - tables_.begin());
@@ -411,6 +431,7 @@ class ServiceReducer final : public Reducer {
   std::unique_ptr<Session> session_;
   uint32_t payload_bytes_, quorum_;
   bool was_by_switch_;  // contributions that are kept are in its byte order
+  bool was_by_leaf_;    // and not longer than it can send on
   Stream stream_;
   IntegerRounds integer_rounds_;
   std::vector<Table> tables_;

@@ -156,7 +156,7 @@ void Stream::put(uint32_t slot, uint8_t resent) {
   header.flags = resent;
   if (view_.by_switch) header.flags |= ADDEND_FRAME_BIG_ENDIAN;
   if (state.entry[parity]) header.flags |= ADDEND_FRAME_ENTRY;
-  if (addend_op_is_table(state.op[parity])) {
+  if (addend_frame_has_table(state.op[parity])) {
     header.flags = static_cast<uint8_t>(header.flags | table_numbers_[state.table[parity]]
                                                            << ADDEND_FRAME_TABLE_SHIFT);
   }
