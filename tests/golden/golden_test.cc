@@ -191,6 +191,7 @@ const std::vector<RoundsCase> kRounds = {
     {"quant:bits=1,down=4,block=64", DType::kF32, 130},
     {"quant:bits=2,down=8,block=64", DType::kBf16, 130},
     {"quant:bits=3,down=4", DType::kF32, 130, 0.5, 6, {{7, 70}, {3, 60}}},
+    {"quant:bits=3,down=8,block=64", DType::kF16, 130},
     {"quant:bits=8,down=4,feedback=float", DType::kF32, 600},  // rounded on the way back
     {"quant:bits=8,down=8,block=64", DType::kF16, 130},
     {"cast:to=bf16", DType::kF32, 130},
@@ -198,6 +199,8 @@ const std::vector<RoundsCase> kRounds = {
     {"cast:to=f16,feedback=float", DType::kF32, 130, 1.0 / 3, 4, {{7, 100}, {3, 30}}},
     {"lowrank:rank=2", DType::kF32, 130, 1.0 / 3, 4, {{7, 100, 10}, {3, 30}}},
     {"lowrank:rank=1", DType::kBf16, 130, 1, 0, {{7, 30, 2}, {3, 100, 5}}},
+    {"lowrank:rank=2,factors=bf16", DType::kF32, 130, 1.0 / 3, 4, {{7, 100, 10}, {3, 30}}},
+    {"lowrank:rank=1,factors=quant", DType::kF32, 130, 0.5, 3, {{7, 100, 10}, {3, 30}}},
     {"topk:density=0.1,index=packed", DType::kF32, 130, 1.0 / 3, 4, {{7, 100}, {3, 30}}},
     {"topk:density=0.05,index=two-level", DType::kF16, 130},
     {"random:density=0.1", DType::kF32, 130, 0.5, 2, {{7, 100}, {3, 30}}},

@@ -82,9 +82,10 @@ Owed owed_of(Lockstep& workers, const Layout& layout, const std::vector<Bytes>& 
 }
 
 // The law of feedback: what was decoded and what the workers keep are all that they had. Every
-// element holds to 16 roundings of f32 of the sum of the workers' Frobenius norms, and to the
-// rounding of its own type.
-void check_conservation(Lockstep& workers, const Layout& layout, std::vector<Bytes>& gradients) {
+// element holds to 16 roundings of f32 of the sum of the workers' Frobenius norms, or to a rounding
+// of bf16 for each worker where sums are, and to the rounding of its own type.
+void check_conservation(Lockstep& workers, const Layout& layout, std::vector<Bytes>& gradients,
+                        double unit) {
   std::vector<Owed> before;
   for (const std::size_t s : kMatrices)
     before.push_back(owed_of(workers, layout, gradients, s));
@@ -101,7 +102,7 @@ void check_conservation(Lockstep& workers, const Layout& layout, std::vector<Byt
       const double decoded =
           static_cast<double>(read(layout.dtype, gradients[0], begin_of(s) + i)) / layout.scale;
       const double bound =
-          16 * 0x1p-24 * before[m].norms + 2 * rounding_of(layout.dtype) * std::fabs(decoded);
+          unit * before[m].norms + 2 * rounding_of(layout.dtype) * std::fabs(decoded);
       ASSERT_NEAR(decoded + kept[i], before[m].sum[i], bound)
           << dtype_name(layout.dtype) << " segment " << s << " element " << i;
     }
@@ -109,14 +110,16 @@ void check_conservation(Lockstep& workers, const Layout& layout, std::vector<Byt
 }
 
 TEST(LowrankLaw, WhatIsDecodedAndWhatIsKeptAreAllThereWas) {
-  for (const char* spec : {"lowrank:rank=1", "lowrank:rank=3", "lowrank:rank=8"}) {
+  for (const std::string spec : {"lowrank:rank=1", "lowrank:rank=3", "lowrank:rank=8",
+                                 "lowrank:rank=2,factors=bf16", "lowrank:rank=3,factors=quant"}) {
+    const double unit = spec.ends_with("bf16") ? 3 * 0x1p-9 : 16 * 0x1p-24;
     for (const DType dtype : kTypes) {
       for (const double scale : {1.0, 1.0 / 3}) {
         const Layout layout = shapes_of(3, dtype, scale);
         Lockstep workers(spec, layout);
         for (uint64_t step = 0; step < 3; ++step) {
           std::vector<Bytes> gradients = standard_normal(layout, step);
-          check_conservation(workers, layout, gradients);
+          check_conservation(workers, layout, gradients, unit);
           if (HasFatalFailure()) return;
         }
       }
@@ -124,17 +127,22 @@ TEST(LowrankLaw, WhatIsDecodedAndWhatIsKeptAreAllThereWas) {
   }
 }
 
+std::string spec_of(uint32_t world) {
+  const char* factors[] = {"f32", "bf16", "quant"};
+  return std::string("lowrank:rank=5,factors=") + factors[world % 3];
+}
+
 // Workers whose machines differ stand in one group: bases and results are made of the same sums and
 // must be the same bits, and so must what each sends.
 TEST(LowrankLaw, EveryInstructionSetGivesTheSameBitsOnEveryWorker) {
-  for (const uint32_t world : {1u, 2u, 5u}) {
+  for (const uint32_t world : {1u, 2u, 3u, 5u}) {
     for (const DType dtype : kTypes) {
       const Layout layout = shapes_of(world, dtype, 0.5);
       std::vector<Bytes> expected;
       uint64_t fingerprint = 0;
       for (const std::string& target : simd_targets()) {
         ASSERT_TRUE(force_simd_target(target));
-        Lockstep workers("lowrank:rank=5", layout);
+        Lockstep workers(spec_of(world), layout);
         std::vector<Bytes> gradients;
         for (uint64_t step = 0; step < 3; ++step) {
           gradients = standard_normal(layout, step);
@@ -174,7 +182,9 @@ TEST(LowrankLaw, AMatrixThatIsNotFiniteAnywhereIsNaNEverywhereAndNothingIsLearnt
   for (const float bad : {std::nanf(""), HUGE_VALF, -HUGE_VALF}) {
     for (const DType dtype : kTypes) {
       const Layout layout = shapes_of(3, dtype);
-      Lockstep workers("lowrank:rank=2", layout);
+      const char* factors[] = {"f32", "bf16", "quant"};
+      Lockstep workers(std::string("lowrank:rank=2,factors=") + factors[static_cast<int>(dtype)],
+                       layout);
       std::vector<Bytes> gradients = standard_normal(layout, 1);
       ASSERT_TRUE(workers.step(gradients));
       const Bytes before = *workers.codec(2).save_segment(1),
@@ -215,13 +225,13 @@ TEST(LowrankLaw, AnOverflowOnTheWayIsNaNAndNotANumber) {
   EXPECT_EQ(read(DType::kF32, gradients[1], begin_of(3)), 0);
 }
 
-TEST(LowrankLaw, ACancelledStepChangesNothing) {
+void check_cancelling(const char* spec, uint32_t most_rounds) {
   const Layout layout = shapes_of(2);
-  Lockstep workers("lowrank", layout), others("lowrank", layout);
+  Lockstep workers(spec, layout), others(spec, layout);
   for (uint64_t step = 0; step < 3; ++step) {
     const std::vector<Bytes> gradients = standard_normal(layout, step);
     const Bytes before = *workers.codec(0).save_state();
-    for (uint32_t rounds = 0; rounds < 3; ++rounds) {
+    for (uint32_t rounds = 0; rounds <= most_rounds; ++rounds) {
       Round round;
       ASSERT_TRUE(workers.codec(0).begin(gradients[0].data()));
       for (uint32_t r = 0; r < rounds; ++r)
@@ -231,8 +241,14 @@ TEST(LowrankLaw, ACancelledStepChangesNothing) {
     }
     std::vector<Bytes> sums = gradients, expected = gradients;
     ASSERT_TRUE(workers.step(sums) && others.step(expected));
-    ASSERT_EQ(sums, expected);
+    ASSERT_EQ(sums, expected) << spec;
   }
+}
+
+TEST(LowrankLaw, ACancelledStepChangesNothing) {
+  check_cancelling("lowrank", 2);
+  check_cancelling("lowrank:factors=bf16", 2);
+  check_cancelling("lowrank:factors=quant", 4);
 }
 
 TEST(LowrankLaw, ARestartGoesOnBitForBit) {
@@ -251,12 +267,29 @@ TEST(LowrankLaw, ARestartGoesOnBitForBit) {
 }
 
 TEST(LowrankLaw, ASegmentsResultDoesNotDependOnItsBucketOrderOrRestarts) {
-  for (const char* spec : {"lowrank:rank=1", "lowrank"}) {
+  for (const char* spec : {"lowrank:rank=1", "lowrank", "lowrank:factors=quant"}) {
     for (uint64_t seed = 1; seed < 4; ++seed) {
       check_regrouping(spec, seed == 3 ? DType::kF16 : DType::kF32, seed);
       if (HasFatalFailure()) return;
     }
   }
+}
+
+// How factors travel may change from one step to the next: what is kept is in the gradient's
+// coordinates.
+TEST(LowrankLaw, AStateGoesOnWithFactorsThatTravelOtherwise) {
+  Layout layout = shapes_of(2);
+  Lockstep before("lowrank:factors=quant", layout);
+  std::vector<Bytes> gradients = standard_normal(layout, 1);
+  ASSERT_TRUE(before.step(gradients));
+  layout.first_step = 1;
+  Lockstep after("lowrank:factors=f32", layout);
+  for (uint32_t w = 0; w < 2; ++w) {
+    for (const std::size_t s : kMatrices)
+      ASSERT_TRUE(after.codec(w).load_segment(s, *before.codec(w).save_segment(s)));
+  }
+  gradients = standard_normal(layout, 2);
+  check_conservation(after, layout, gradients, 16 * 0x1p-24);
 }
 
 TEST(LowrankLaw, WhereAStepBeginsAndEndsDoesNotChangeItsResult) {

@@ -48,6 +48,9 @@ inline Status combine_planes(const Plane& to, const Plane& from) {
     case Op::kSumI64:
       combine_lanes<uint64_t>(to, from, [](uint64_t a, uint64_t b) { return a + b; });
       return {};
+    case Op::kSumU8:
+      combine_lanes<uint8_t>(to, from, [](uint32_t a, uint32_t b) { return a + b; });
+      return {};
     case Op::kOrU64:
       combine_lanes<uint64_t>(to, from, [](uint64_t a, uint64_t b) { return a | b; });
       return {};

@@ -11,6 +11,7 @@
 #include "codec/dense/dense.h"
 #include "codec/feedback.h"
 #include "codec/lowrank/basis.h"
+#include "codec/lowrank/factor_sum.h"
 #include "codec/lowrank/kernels.h"
 #include "codec/lowrank/matrices.h"
 #include "codec/readable_residual.h"
@@ -27,10 +28,11 @@ constexpr uint64_t kSampleEvery = 64;
 // becomes an orthonormal L; the sum of M' L becomes R; L R' is the result.
 class LowrankCodec final : public FeedbackCodec, public ReadableResidual {
  public:
-  LowrankCodec(const Layout& layout, uint64_t rank, Division division)
-      : FeedbackCodec(layout), rank_(rank), division_(std::move(division)) {}
+  LowrankCodec(const Layout& layout, uint64_t rank, Factors factors, Division division)
+      : FeedbackCodec(layout), rank_(rank), factors_(factors), division_(std::move(division)) {}
 
   Status set_up() {
+    ADDEND_TRY(make_sums());
     ADDEND_TRY(residual_.reserve(Feedback::kFloat, division_.matrix_elements, 0));
     ADDEND_TRY(others_.reserve(division_.other_elements * dtype_bytes(layout().dtype)));
     ADDEND_TRY(left_.reserve(division_.left_elements * 4));
@@ -50,7 +52,8 @@ class LowrankCodec final : public FeedbackCodec, public ReadableResidual {
 
   std::string_view next_mode() const override { return "lowrank"; }
   uint64_t memory_bytes() const override {
-    uint64_t bytes = residual_.memory_bytes();
+    uint64_t bytes =
+        residual_.memory_bytes() + left_sum_->memory_bytes() + right_sum_->memory_bytes();
     for (const Buffer* buffer : {&others_, &left_, &last_right_, &own_right_, &right_, &strips_})
       bytes += buffer->capacity();
     return bytes;
@@ -68,6 +71,8 @@ class LowrankCodec final : public FeedbackCodec, public ReadableResidual {
     print.add("lowrank").add(layout()).add(rank_);
     for (const Segment& segment : layout().segments)
       print.add(segment.rows);
+    left_sum_->add_plan(print);
+    right_sum_->add_plan(print);
     return print.value();
   }
   void add_plan(Fingerprint& print) const override {
@@ -79,6 +84,24 @@ class LowrankCodec final : public FeedbackCodec, public ReadableResidual {
     Fingerprint print;
     print.add("lowrank segment").add(layout().seed).add(owner.id).add(owner.count).add(owner.rows);
     return print.add(static_cast<uint64_t>(layout().dtype)).add(rank_).value();
+  }
+
+  // A left factor is a basis in the end, and nothing that it loses is missed. What a right one
+  // loses goes to the residual.
+  Status make_sums() {
+    FactorShape left{"left", {}, Feedback::kNone}, right{"right", {}, Feedback::kFloat};
+    for (const Matrix& matrix : division_.matrices) {
+      const uint64_t id = layout().segments[matrix.segment].id;
+      left.parts.push_back({id, rank_ * matrix.rows});
+      right.parts.push_back({id, rank_ * matrix.columns});
+    }
+    auto sum = create_factor_sum(factors_, layout(), left);
+    ADDEND_TRY(sum);
+    left_sum_ = std::move(*sum);
+    sum = create_factor_sum(factors_, layout(), right);
+    ADDEND_TRY(sum);
+    right_sum_ = std::move(*sum);
+    return {};
   }
 
   const Matrix* matrix_of(uint64_t segment) const {
@@ -135,36 +158,55 @@ class LowrankCodec final : public FeedbackCodec, public ReadableResidual {
 
   Status do_begin(const void* gradient) override {
     gradient_ = gradient;
-    rounds_ = 0;
+    waiting_ = Waiting::kNothing;
     draft().mode = "lowrank";
     return {};
   }
 
   Result<bool> do_round(Round& round) override {
-    if (rounds_ == 2) return false;
-    if (rounds_++ == 0) {
-      for (const Matrix& matrix : division_.matrices)
-        multiply(matrix);
-      round.add({Op::kSumF32, division_.left_elements, left_.as<void>(), nullptr, nullptr});
-      if (division_.other_elements > 0) {
-        gather_others();
-        round.add({sum_op(layout().dtype), division_.other_elements, others_.as<void>(), nullptr,
-                   nullptr});
-      }
-      return true;
+    if (waiting_ == Waiting::kNothing) {
+      waiting_ = Waiting::kLeft;
+      return open_left(round);
     }
+    if (waiting_ == Waiting::kLeft) {
+      const Result<bool> more = left_sum_->next_round(round);
+      ADDEND_TRY(more);
+      round.last = false;
+      if (*more) return true;
+      waiting_ = Waiting::kRight;
+      ADDEND_TRY(open_right());
+    }
+    return right_sum_->next_round(round);
+  }
+
+  Result<bool> open_left(Round& round) {
+    for (const Matrix& matrix : division_.matrices)
+      multiply(matrix);
+    ADDEND_TRY(left_sum_->begin(step_, left_.as<float>()));
+    ADDEND_TRY(left_sum_->next_round(round));
+    round.last = false;
+    if (division_.other_elements > 0) {
+      gather_others();
+      round.add(
+          {sum_op(layout().dtype), division_.other_elements, others_.as<void>(), nullptr, nullptr});
+    }
+    return true;
+  }
+
+  Status open_right() {
+    ADDEND_TRY(left_sum_->finish());
     for (std::size_t m = 0; m < division_.matrices.size(); ++m) {
       const Matrix& matrix = division_.matrices[m];
       lost_[m] = !orthonormalise({left_.as<float>() + matrix.left, matrix.rows, rank_});
       multiply_transposed(matrix, lost_[m]);
     }
     std::memcpy(right_.as<void>(), own_right_.as<void>(), division_.right_elements * 4);
-    round.add({Op::kSumF32, division_.right_elements, right_.as<void>(), nullptr, nullptr});
-    round.last = true;
-    return true;
+    return right_sum_->begin(step_, right_.as<float>());
   }
 
   Status do_finish(void* gradient) override {
+    ADDEND_TRY(right_sum_->finish());
+    ADDEND_TRY(right_sum_->take_losses(own_right_.as<float>()));
     for (std::size_t m = 0; m < division_.matrices.size(); ++m) {
       const Matrix& matrix = division_.matrices[m];
       const Columns sum = columns_of(right_, matrix);
@@ -324,14 +366,17 @@ class LowrankCodec final : public FeedbackCodec, public ReadableResidual {
   }
 
   const uint64_t rank_;
+  const Factors factors_;
   const Division division_;
+  std::unique_ptr<FactorSum> left_sum_, right_sum_;
+  enum class Waiting : uint8_t { kNothing, kLeft, kRight };
+  Waiting waiting_ = Waiting::kNothing;
   const void* gradient_ = nullptr;
-  uint32_t rounds_ = 0;
   std::vector<uint64_t> learnt_;  // of each matrix: digest of its part of last_right_
   std::vector<bool> lost_;        // of each matrix: its left factor is not finite
   std::vector<float> weights_;    // of a few rows
   Buffer others_;                 // elements of the layout's type
-  Buffer left_, right_;           // planes of round 0 and 1
+  Buffer left_, right_;           // this worker's, then the sums
   Buffer own_right_;              // this worker's part of right_
   Buffer last_right_;             // of the last step, orthonormal
   Buffer strips_;                 // rows as f32
@@ -342,6 +387,7 @@ class LowrankCodec final : public FeedbackCodec, public ReadableResidual {
 const std::vector<OptionHelp>& lowrank_options() {
   static const std::vector<OptionHelp> options = {
       {"rank", "1..64", "columns of a matrix's two factors (4)"},
+      {"factors", "f32|bf16|quant", "how these travel; what a right one loses is owed"},
   };
   return options;
 }
@@ -350,10 +396,13 @@ Result<std::unique_ptr<Codec>> create_lowrank(const CodecSpec& spec, const Layou
   ADDEND_TRY(check_options(spec, lowrank_options()));
   const auto rank = read_integer(spec, "rank", kUsualRank, 1, kMostRank);
   ADDEND_TRY(rank);
+  const auto factors = read_choice(spec, lowrank_options()[1], 0);
+  ADDEND_TRY(factors);
   Division division = divide(layout, *rank);
   // Nothing to factor: that is dense, whose planes may lie in the gradient.
   if (division.matrices.empty()) return create_dense({"dense", {}}, layout);
-  auto codec = std::make_unique<LowrankCodec>(layout, *rank, std::move(division));
+  auto codec = std::make_unique<LowrankCodec>(layout, *rank, static_cast<Factors>(*factors),
+                                              std::move(division));
   ADDEND_TRY(codec->set_up());
   return std::unique_ptr<Codec>(std::move(codec));
 }

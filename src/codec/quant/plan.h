@@ -46,13 +46,14 @@ class QuantPlan : public FeedbackCodec {
   // Whether the sums may be those of so many workers; puts them into the report's draft.
   Status take_contributors(uint32_t contributors);
 
+  uint64_t base_fingerprint() const final;
+
   const Options options_;
   std::vector<Coding> codings_;
   Blocks blocks_;
   bool excluded_ = false;  // this worker, from the sums of the step in progress
 
  private:
-  uint64_t base_fingerprint() const final;
   uint64_t segment_fingerprint(uint64_t segment) const final;
   Residual::Range segment_range(uint64_t segment) const final;
   Status do_set_missing(uint64_t workers) final;

@@ -21,13 +21,15 @@ constexpr uint64_t kNarrowGroup = ADDEND_NARROW_GROUP_LANES;
 Result<std::unique_ptr<Codec>> create_quant(const CodecSpec& spec, const Layout& layout) {
   const Result<Options> options = read_options(spec, layout);
   ADDEND_TRY(options);
-  return QuantCodec::make(layout, *options);
+  auto codec = QuantCodec::make(layout, *options);
+  ADDEND_TRY(codec);
+  return std::unique_ptr<Codec>(std::move(*codec));
 }
 
-Result<std::unique_ptr<Codec>> QuantCodec::make(const Layout& layout, const Options& options) {
+Result<std::unique_ptr<QuantCodec>> QuantCodec::make(const Layout& layout, const Options& options) {
   auto codec = std::unique_ptr<QuantCodec>(new QuantCodec(layout, options));
   ADDEND_TRY(codec->set_up());
-  return std::unique_ptr<Codec>(std::move(codec));
+  return codec;
 }
 
 Status QuantCodec::set_up() {

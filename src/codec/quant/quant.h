@@ -31,9 +31,17 @@ Result<std::unique_ptr<Codec>> create_quant(const CodecSpec& spec, const Layout&
 
 class QuantCodec final : public QuantPlan {
  public:
-  static Result<std::unique_ptr<Codec>> make(const Layout& layout, const Options& options);
+  static Result<std::unique_ptr<QuantCodec>> make(const Layout& layout, const Options& options);
 
   uint64_t memory_bytes() const override;
+
+  /// For a codec whose values these are, between steps: what workers must share but for the step;
+  /// the number of the next step; and what this worker's levels lost in the last one, in the
+  /// gradient's coordinates, which is then owed no more. REQUIRES: begin_at, nothing is owed;
+  /// take_residual, feedback=float and no index.
+  uint64_t plan() const { return base_fingerprint(); }
+  void begin_at(uint64_t step) { step_ = step; }
+  Status take_residual(float* to);
 
  private:
   // A block's part in this step, known after round 0.
@@ -114,6 +122,7 @@ class QuantCodec final : public QuantPlan {
   void keep_residual(Scratch& mine, uint64_t b);
   void take_draft();
   void turn_residual();
+  void unrotate_residual(Scratch& mine, uint64_t b) const;
 
   // The step.
   enum class Waiting : uint8_t { kNothing, kIndex, kElements, kNorms, kLast };

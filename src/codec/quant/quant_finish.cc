@@ -106,22 +106,38 @@ void QuantCodec::take_draft() {
   residual_.take_draft();
 }
 
+// mine.lost = the residual of a block, as its elements are.
+void QuantCodec::unrotate_residual(Scratch& mine, uint64_t b) const {
+  const Block& at = blocks_[b];
+  auto* rotated = mine.rotated.as<float>();
+  std::fill_n(rotated, at.size, 0.0f);
+  residual_.add_to(b, at.place, at.size, rotated);
+  for (uint64_t i = 0; i < at.size; ++i)
+    rotated[i] /= static_cast<float>(at.size);
+  unrotate(rotated, signs(mine, at, step_ / sign_period()), at.size, mine.lost.as<float>());
+}
+
 // At the end of a sign period the residual moves to the next period's coordinates.
 void QuantCodec::turn_residual() {
   if (!turns_residual()) return;
-  const uint64_t epoch = step_ / sign_period();
   for_each_block([&](uint64_t b, Scratch& mine) {
     const Block& at = blocks_[b];
     auto* rotated = mine.rotated.as<float>();
-    auto* plain = mine.lost.as<float>();
-    std::fill_n(rotated, at.size, 0.0f);
-    residual_.add_to(b, at.place, at.size, rotated);
-    for (uint64_t i = 0; i < at.size; ++i)
-      rotated[i] /= static_cast<float>(at.size);
-    unrotate(rotated, signs(mine, at, epoch), at.size, plain);
-    rotate(plain, signs(mine, at, epoch + 1), at.size, rotated);
+    unrotate_residual(mine, b);
+    rotate(mine.lost.as<float>(), signs(mine, at, step_ / sign_period() + 1), at.size, rotated);
     residual_.store(b, at.place, at.size, rotated);
   });
+}
+
+Status QuantCodec::take_residual(float* to) {
+  ADDEND_TRY(reserve_scratch());
+  for_each_block([&](uint64_t b, Scratch& mine) {
+    const Block& at = blocks_[b];
+    unrotate_residual(mine, b);
+    std::copy_n(mine.lost.as<float>(), at.elements, to + at.begin);
+    std::fill_n(residual_.values() + at.place, at.size, 0.0f);
+  });
+  return {};
 }
 
 Status QuantCodec::do_finish(void* gradient) {
