@@ -332,7 +332,7 @@ Result<std::unique_ptr<Reducer>> reach_others(PerfOptions& options) {
   options.mesh.worker = static_cast<uint32_t>(options.worker);
   options.mesh.link.latency_us = options.plan.network.latency_us;
   options.mesh.link.gbit_per_s = options.plan.network.gbit_per_s;
-  options.plan.network.gathers = true;
+  options.plan.network.gathers = options.plan.network.narrows = true;
   return create_mesh_reducer(options.mesh);
 }
 

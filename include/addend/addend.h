@@ -131,6 +131,7 @@ typedef struct addend_layout {
    * matrix lies row by row. */
   const uint64_t* segment_rows;
   uint64_t network_gathers; /* 1: the reducer is a mesh, which sends own lanes only; a hint */
+  uint64_t network_narrows; /* 1: the reducer adds narrow sums, and quant may send some */
 } addend_layout;
 
 #define ADDEND_DEVICE_CPU 0u

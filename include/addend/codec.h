@@ -42,12 +42,15 @@ struct CodecSpec {
   std::string to_string() const;
 };
 
-/// What a planner may assume about the network; only the choice of mode depends on it, never the
-/// result.
+/// What a planner may assume about the network. The choice of mode depends on it, never the result,
+/// but for what `narrows` says of quant.
 struct NetworkHint {
   double latency_us = 50;  ///< of one round, however small
   double gbit_per_s = 10;  ///< at which one worker's plane bytes travel
   bool gathers = false;    ///< lanes with bounds (Plane) travel from their owner alone: a mesh
+  /// Whoever adds has narrow sums: quant without `bits`, `carrier` and `down` then takes 8 bits
+  /// both ways where whole sums would take 16.
+  bool narrows = false;
 };
 
 /// A part of a gradient with a name of its own: a parameter of a model.

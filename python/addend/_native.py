@@ -205,6 +205,7 @@ class Layout(ctypes.Structure):
         ("stream", c_void_p),
         ("segment_rows", POINTER(c_uint64)),
         ("network_gathers", c_uint64),
+        ("network_narrows", c_uint64),
     ]
 
 

@@ -40,6 +40,7 @@ class Codec:
     up the bucket, or (id, count, rows) of matrices; their residuals then survive a move to another
     bucket. `first_step`: the number of the first step. `latency_us`, `gbit_per_s`, `gathers` (the
     reducer is a mesh): hints about the network; they change the choice of mode, never the result.
+    `narrows`: whoever adds has narrow sums, so that `quant` for 18 workers or more may use them.
     `device`: "cpu" or "cuda"; there addresses are device memory, and everything is enqueued on
     `stream` (a cudaStream_t as a number), so that calls return before it is done.
     """
@@ -60,6 +61,7 @@ class Codec:
         latency_us: float | None = None,
         gbit_per_s: float | None = None,
         gathers: bool = False,
+        narrows: bool = False,
         device: str = "cpu",
         stream: int = 0,
     ) -> None:
@@ -87,6 +89,7 @@ class Codec:
             layout.network_gbit_per_s = gbit_per_s
         layout.device, layout.stream = _DEVICES.index(device), stream
         layout.network_gathers = int(gathers)
+        layout.network_narrows = int(narrows)
 
         handle = ctypes.c_void_p()
         check(library.codec_create(spec.encode(), layout, ctypes.byref(handle)))

@@ -96,7 +96,8 @@ Result<Layout> to_cpp(const addend_layout* from) {
   cpp.worker = layout.worker;
   cpp.seed = layout.seed;
   cpp.bucket = layout.bucket;
-  cpp.network = {layout.network_latency_us, layout.network_gbit_per_s, layout.network_gathers != 0};
+  cpp.network = {layout.network_latency_us, layout.network_gbit_per_s, layout.network_gathers != 0,
+                 layout.network_narrows != 0};
   cpp.scale = layout.scale;
   cpp.first_step = layout.first_step;
   if (layout.device > ADDEND_DEVICE_CUDA || layout.reserved != 0)

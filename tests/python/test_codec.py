@@ -11,6 +11,7 @@ from by_hand import all_reduce, at, rounds_of, workers
 
 import addend
 from addend import Codec
+from addend.simulation import add_planes
 
 EXACT = [
     "dense",
@@ -193,6 +194,25 @@ def test_workers_on_a_mesh_gather_what_is_their_own() -> None:
         modes[gathers] = codecs[0].report().mode
     assert modes[True] == "gather"
     assert modes[False] != "gather"
+
+
+def test_quant_for_many_workers_takes_eight_bits_where_sums_may_be_narrow() -> None:
+    sent = {}
+    for narrows in (False, True):
+        codecs = workers("quant", 18, 65536, narrows=narrows)
+        draw = np.random.default_rng(1)
+        gradients = [draw.standard_normal(65536, np.float32) for _ in codecs]
+        total = np.sum(gradients, axis=0)
+        for codec, gradient in zip(codecs, gradients):
+            codec.begin(gradient.ctypes.data)
+        while (rounds := [codec.next_round() for codec in codecs])[0] is not None:
+            for planes in zip(*(each.planes for each in rounds if each is not None)):
+                add_planes(planes)
+        for codec, gradient in zip(codecs, gradients):
+            codec.finish(gradient.ctypes.data)
+        assert np.square(gradients[0] - total).sum() < 1e-3 * np.square(total).sum()
+        sent[narrows] = codecs[0].report().wire_bytes
+    assert sent[True] < 0.51 * sent[False]
 
 
 def test_the_report_tells_bytes_counts_and_mode() -> None:

@@ -271,6 +271,7 @@ class _Context:
                 latency_us=engine.link.latency_us,
                 gbit_per_s=engine.link.gbit_per_s,
                 gathers=engine.way == "mesh",
+                narrows=engine.way != "server",
                 device="cuda" if there else "cpu",
                 stream=side_stream(flat.device).cuda_stream if there else 0,
             )

@@ -565,6 +565,7 @@ class Handle:
             latency_us=engine.link.latency_us,
             gbit_per_s=engine.link.gbit_per_s,
             gathers=engine.way == "mesh",
+            narrows=engine.way != "server",
             device="cuda" if there else "cpu",
             stream=side_stream(device).cuda_stream if there else 0,
         )

@@ -32,13 +32,20 @@ bool gives(const CodecSpec& spec, std::string_view key) {
                      [&](const auto& option) { return option.first == key; });
 }
 
-// The most bits that cost no more than four: what fits the lane that four need.
-Status fill_lane(Options& options, uint32_t world) {
-  const Result<Lane> lane = narrowest_lane((1u << options.bits) - 1, world);
+// The most bits that cost no more than four: what fits the lane that four need. Where that is 16
+// bits wide, sums that are narrowed to eight cost half of it, if whoever adds can do that.
+Status fill_lane(Options& options, const Layout& layout, const CodecSpec& spec) {
+  const Result<Lane> lane = narrowest_lane((1u << options.bits) - 1, layout.world);
   ADDEND_TRY(lane);
   while (options.bits < kMaxBits &&
-         world * ((uint64_t{2} << options.bits) - 1) <= lane_limit(*lane))
+         layout.world * ((uint64_t{2} << options.bits) - 1) <= lane_limit(*lane))
     ++options.bits;
+  const bool open = !gives(spec, "down") && !gives(spec, "carrier");
+  if (open && *lane == Lane::kU16 && layout.network.narrows &&
+      layout.execution.device == Execution::Device::kCpu) {
+    options.carrier = Carrier::kIndices;
+    options.down = 8;
+  }
   return {};
 }
 
@@ -158,7 +165,7 @@ Result<Options> read_options(const CodecSpec& spec, const Layout& layout) {
   options.norms = static_cast<Norms>(*norms);
   options.fills_lane = !gives(spec, "bits") && options.carrier == Carrier::kLevels &&
                        options.levels == Levels::kTable && options.granularity == 0;
-  if (options.fills_lane) ADDEND_TRY(fill_lane(options, layout.world));
+  if (options.fills_lane) ADDEND_TRY(fill_lane(options, layout, spec));
   ADDEND_TRY(check(options, layout));
   return options;
 }

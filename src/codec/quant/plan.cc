@@ -9,8 +9,8 @@ namespace {
 // Signs must stay while a residual lives in rotated coordinates; every so often it is turned to new
 // ones, because coordinates that are clipped under one set of signs stay clipped while it lasts.
 constexpr uint64_t kFeedbackSignPeriod = 8;
-// What stands for bits that fill the lane in a segment's plan: they change with the world, and a
-// residual does not.
+// What stands for bits that fill the lane in a segment's plan: they, and the carrier, change with
+// the world, and a residual does not.
 constexpr uint64_t kLaneBits = 9;
 
 }  // namespace
@@ -83,7 +83,8 @@ uint64_t QuantPlan::segment_fingerprint(uint64_t segment) const {
         options_.fills_lane ? kLaneBits : uint64_t{options_.bits}, options_.block,
         uint64_t{options_.granularity}, static_cast<uint64_t>(options_.levels),
         static_cast<uint64_t>(options_.rotation), static_cast<uint64_t>(options_.rounding),
-        static_cast<uint64_t>(options_.feedback), static_cast<uint64_t>(options_.carrier),
+        static_cast<uint64_t>(options_.feedback),
+        static_cast<uint64_t>(options_.fills_lane ? Carrier::kLevels : options_.carrier),
         static_cast<uint64_t>(options_.non_finite)}) {
     print.add(choice);
   }

@@ -67,8 +67,10 @@ TEST(QuantOptions, AreRefusedByName) {
   EXPECT_NE(codec.error().message.find("worker"), std::string::npos) << codec.error().message;
 }
 
-Op lane_of(const std::string& spec, uint32_t world) {
-  auto codec = create(spec, quant_layout(world, 64));
+Op lane_of(const std::string& spec, uint32_t world, const NetworkHint& network = {}) {
+  Layout layout = quant_layout(world, 64);
+  layout.network = network;
+  auto codec = create(spec, layout);
   EXPECT_TRUE(codec) << spec;
   std::vector<float> gradient(64, 1.0f);
   Round round;
@@ -91,6 +93,34 @@ TEST(QuantOptions, AnOverriddenGranularityTakesTheLaneThatHoldsItOrIsRefused) {
   ASSERT_FALSE(codec);
   EXPECT_EQ(codec.error().code, Errc::kCapacity);
   EXPECT_NE(codec.error().message.find("carrier=levels"), std::string::npos);
+}
+
+TEST(QuantOptions, WithoutBitsSumsOfManyWorkersAreNarrowedWhereThatCanBe) {
+  NetworkHint narrows;
+  narrows.narrows = true;
+  for (const uint32_t world : {2u, 8u, 17u})
+    EXPECT_EQ(lane_of("quant", world, narrows), Op::kSumU8) << "nothing to save";
+  for (const uint32_t world : {18u, 64u, 257u, 2114u}) {
+    EXPECT_EQ(lane_of("quant", world, narrows), Op::kNarrowSum88) << world;
+    EXPECT_EQ(lane_of("quant", world), Op::kSumU16) << world;
+  }
+  EXPECT_EQ(lane_of("quant", 4369, narrows), Op::kNarrowSum48) << "16 bits hold sums of four";
+  EXPECT_EQ(lane_of("quant", 4370, narrows), Op::kSumI32) << "16 bits do not hold the sums";
+  for (const char* spec : {"quant:bits=4", "quant:carrier=levels", "quant:down=full"})
+    EXPECT_EQ(lane_of(spec, 18, narrows), Op::kSumU16) << spec << " says what it wants";
+  EXPECT_EQ(lane_of("quant:carrier=indices", 18, narrows), Op::kTableSumU16);
+}
+
+// How sums come back, and the carrier with that, may change under a residual, as bits do.
+TEST(QuantOptions, AResidualGoesOnWhereTheWorldGrowsBeyondALane) {
+  Layout layout = quant_layout(17, 3000);
+  layout.network.narrows = true;
+  const auto before = create("quant:feedback=float", layout);
+  ASSERT_TRUE(before);
+  layout.world = 18;
+  const auto after = create("quant:feedback=float", layout);
+  ASSERT_TRUE(after);
+  ASSERT_TRUE((*after)->load_segment(0, *(*before)->save_segment(0)));
 }
 
 TEST(Quant, EveryLengthAndTypeComesBackCloseAndAlikeOnAllRanks) {
