@@ -205,6 +205,35 @@ TEST(QuantLaw, NarrowSumsThatFitDecodeToTheBitsOfWholeOnes) {
   }
 }
 
+// A job may change how sums come back between two steps, also while workers are missing: what is
+// owed is the same. Sums that fit eight bits make the switched run the bits of one that never was.
+TEST(QuantLaw, StepsThatSwitchHowSumsComeBackAreThoseOfOneWay) {
+  Layout layout = layout_of(3, 5000);
+  layout.segments = {{7, 3000}, {3, 2000}};
+  const std::string usual = "quant:bits=4,feedback=float,carrier=indices";
+  const char* ways[] = {"", ",down=8", ",down=full"};
+  Lockstep whole(usual, layout);
+  std::vector<std::vector<Bytes>> states;  // of each worker, by segment
+  for (uint64_t step = 0; step < 12; ++step) {
+    layout.first_step = step;
+    Lockstep switched(usual + ways[step % 3], layout);
+    for (uint32_t w = 0; w < layout.world; ++w) {
+      for (uint64_t s = 0; s < 2 && !states.empty(); ++s)
+        ASSERT_TRUE(switched.codec(w).load_segment(s, states[w][s])) << step;
+      for (Lockstep* both : {&whole, &switched})
+        both->leave_out(w, step % 4 == 1 && w == 2);
+    }
+    std::vector<Bytes> expected = standard_normal(layout, step), actual = expected;
+    ASSERT_TRUE(whole.step(expected) && switched.step(actual));
+    ASSERT_EQ(actual, expected) << step;
+    states.assign(layout.world, {});
+    for (uint32_t w = 0; w < layout.world; ++w) {
+      for (uint64_t s = 0; s < 2; ++s)
+        states[w].push_back(*switched.codec(w).save_segment(s));
+    }
+  }
+}
+
 TEST(QuantLaw, FewerBitsTakeFewerBytesBothWays) {
   const Layout layout = layout_of(4, 1 << 16);
   const auto cost = [&](const std::string& spec) {
