@@ -69,35 +69,70 @@ __device__ inline void stage_kept(const ExpandCall& c, Packing<T> p) {
   }
 }
 
-/// From the gradient, row by row as it lies there: the loads of some rows are under way at once.
+/// 16 bytes as elements.
 template <typename T>
-__device__ inline void stage_gradient(const ExpandCall& c, const Packing<T>& p) {
+union Vector {
+  uint4 whole;
+  T elements[Tile<T>::kVector];
+};
+
+/// From the gradient, a whole tile of it at a multiple of 16 bytes: several loads are under way at
+/// once.
+template <typename T>
+__device__ inline void stage_vectors(const Packing<T>& p, const T* from) {
   using Word = typename Tile<T>::Word;
-  constexpr uint32_t kRows = 8, kNowhere = 0xFFFFFFFFu;
-  const T* from = static_cast<const T*>(c.gradient) + p.t * Tile<T>::kElements;
-  for (uint32_t first = 0; first < Tile<T>::kElements / 32; first += kRows) {
-    T values[kRows];
-    uint32_t places[kRows];
+  constexpr uint32_t kVector = Tile<T>::kVector, kParts = 8, kAtOnce = 4;
+#pragma unroll 1
+  for (uint32_t first = 0; first < kParts; first += kAtOnce) {
+    Vector<T> loaded[kAtOnce];
 #pragma unroll
-    for (uint32_t k = 0; k < kRows; ++k) {
-      const uint32_t row = first + k, owner = row * 32 / Tile<T>::kBits;
-      const uint32_t bit = row * 32 % Tile<T>::kBits + p.lane;
+    for (uint32_t k = 0; k < kAtOnce; ++k)
+      loaded[k].whole = __ldcs(reinterpret_cast<const uint4*>(from) + (first + k) * 32 + p.lane);
+#pragma unroll
+    for (uint32_t k = 0; k < kAtOnce; ++k) {
+      const uint32_t owner = (first + k) * 4 + p.lane / 8, shift = p.lane % 8 * kVector;
       const Word all = __shfl_sync(kAll, p.tile.all, owner);
-      const Word own = __shfl_sync(kAll, p.tile.own, owner);
-      const uint32_t rank = __shfl_sync(kAll, p.rank, owner);
-      const bool is = (all >> bit & 1) != 0;
-      places[k] = is ? rank + ones(static_cast<Word>(all & ((Word{1} << bit) - 1))) : kNowhere;
-      values[k] = is && (p.raw || (own >> bit & 1) != 0) ? from[row * 32 + p.lane] : T{0};
-    }
+      const Word own = p.raw ? all : __shfl_sync(kAll, p.tile.own, owner);
+      uint32_t rank = __shfl_sync(kAll, p.rank, owner);
+      rank += ones(static_cast<Word>(all & ((Word{1} << shift) - 1)));
 #pragma unroll
-    for (uint32_t k = 0; k < kRows; ++k) {
-      if (places[k] != kNowhere) p.stage[places[k]] = values[k];
+      for (uint32_t j = 0; j < kVector; ++j) {
+        if ((all >> (shift + j) & 1) == 0) continue;
+        p.stage[rank++] = (own >> (shift + j) & 1) != 0 ? loaded[k].elements[j] : T{0};
+      }
     }
   }
 }
 
+/// From the gradient, wherever it lies, row by row.
+template <typename T>
+__device__ inline void stage_rows(const Packing<T>& p, const T* from) {
+  using Word = typename Tile<T>::Word;
+#pragma unroll 8
+  for (uint32_t row = 0; row < Tile<T>::kElements / 32; ++row) {
+    const uint32_t owner = row * 32 / Tile<T>::kBits, bit = row * 32 % Tile<T>::kBits + p.lane;
+    const Word all = __shfl_sync(kAll, p.tile.all, owner);
+    const Word own = __shfl_sync(kAll, p.tile.own, owner);
+    const uint32_t rank = __shfl_sync(kAll, p.rank, owner);
+    if ((all >> bit & 1) == 0) continue;
+    const bool travels = p.raw || (own >> bit & 1) != 0;
+    p.stage[rank + ones(static_cast<Word>(all & ((Word{1} << bit) - 1)))] =
+        travels ? from[row * 32 + p.lane] : T{0};
+  }
+}
+
+template <typename T>
+__device__ inline void stage_gradient(const ExpandCall& c, const Packing<T>& p) {
+  const T* from = static_cast<const T*>(c.gradient) + p.t * Tile<T>::kElements;
+  if constexpr (sizeof(T) == 4) {  // eight elements a load would take too many registers
+    const bool is_whole = (p.t + 1) * Tile<T>::kElements <= c.count;
+    if (is_whole && reinterpret_cast<uintptr_t>(from) % 16 == 0) return stage_vectors(p, from);
+  }
+  stage_rows(p, from);
+}
+
 template <DType kType>
-__global__ void __launch_bounds__(kExpandWarps * 32) expand_kernel(ExpandCall c) {
+__global__ void __launch_bounds__(kExpandWarps * 32, 4) expand_kernel(ExpandCall c) {
   using T = Element<kType>;
   __shared__ T stages[kExpandWarps][Tile<T>::kElements];
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -199,10 +234,7 @@ __device__ inline void write_tile(const UnpackCall& c, uint64_t t, const UnpackT
     const auto bits = static_cast<uint32_t>(word >> shift);
     if (sector == 0 && !c.everywhere) continue;
     rank += ones(static_cast<Word>(word & ((Word{1} << shift) - 1)));
-    union {
-      T elements[kVector];
-      uint4 vector;
-    } out;
+    Vector<T> out;
 #pragma unroll
     for (uint32_t j = 0; j < kVector; ++j) {
       const bool set = (bits >> j & 1) != 0;
@@ -211,7 +243,7 @@ __device__ inline void write_tile(const UnpackCall& c, uint64_t t, const UnpackT
     }
     const uint64_t i = t * Tile<T>::kElements + part * 32 * kVector + lane * kVector;
     if (aligned && i + kVector <= c.count) {
-      __stcs(reinterpret_cast<uint4*>(gradient + i), out.vector);
+      __stcs(reinterpret_cast<uint4*>(gradient + i), out.whole);
       continue;
     }
     for (uint32_t j = 0; j < kVector; ++j) {
