@@ -18,7 +18,7 @@ lowrank    4 ranks, 1 Gbit/s links: training steps of a 21 M parameter MLP by lo
 ddp        4 and 2 ranks, loopback: training steps of three models with dense gradients, attach()
            against plain DDP, and the time inside the hook, a step's mean over its buckets. Shown
            beside it: what DDP's own all-reduce costs as a hook written in Python, and what attach()
-           would if no sum were left to the backend.
+           would if plain sums were left to the backend.
 links      the same of the two smaller models, on links of 1 and 10 Gbit/s
 
 A time is the median over calls, with calls of both sides alternating. A call takes from when the
@@ -272,10 +272,10 @@ def ddp_model(
         torch.manual_seed(0)
         return torch.nn.parallel.DistributedDataParallel(make()[0])
 
-    plain, attached, hooked, meshed = model(), model(), model(), model()
+    plain, attached, hooked, leaving = model(), model(), model(), model()
     hooked.register_comm_hook(None, default_hooks.allreduce_hook)  # type: ignore[operator]
-    handle, other = addend.torch.attach(attached), addend.torch.attach(meshed)
-    other._engine.leaves = lambda tensor: False  # type: ignore[method-assign]
+    handle, other = addend.torch.attach(attached), addend.torch.attach(leaving)
+    other._engine.leaves = lambda tensor: True  # type: ignore[method-assign]
     torch.manual_seed(rank)
     data = make()[1]
 
@@ -285,7 +285,7 @@ def ddp_model(
         which(data).square().mean().backward()
 
     for _ in range(3):
-        for each in (plain, attached, hooked, meshed):
+        for each in (plain, attached, hooked, leaving):
             step(each)
     totals = []
 
@@ -297,7 +297,7 @@ def ddp_model(
         "torch": lambda: lambda: step(plain),
         "addend": attached_step,
         "hook": lambda: lambda: step(hooked),
-        "mesh": lambda: lambda: step(meshed),
+        "backend": lambda: lambda: step(leaving),
     }
     times = alternate(sides, calls, warm=3)
     hooks = [
@@ -347,13 +347,13 @@ def judge(name: str, times: Times) -> bool:
         text = f"{middle['addend'] * 1e3:.3f} ms inside the hook (bar {MOST_HOOK_SECONDS * 1e3} ms)"
     elif name.startswith("training step"):
         # Pairs of neighbouring steps share the machine's mood.
-        cost, floor, mesh = (
+        cost, floor, backend = (
             statistics.median(b / a for a, b in zip(times["torch"], times[side])) - 1
-            for side in ("addend", "hook", "mesh")
+            for side in ("addend", "hook", "backend")
         )
         good = cost <= MOST_OVERHEAD
         text = f"{middle['torch'] * 1e3:.1f} ms plain, attach costs {cost:+.1%} (bar 2 %), "
-        text += f"torch's own hook in Python {floor:+.1%}, all over the mesh {mesh:+.1%}"
+        text += f"torch's own hook in Python {floor:+.1%}, left to the backend {backend:+.1%}"
     else:
         what, bar = BARS[name]
         ratio = middle["torch"] / middle["addend"]

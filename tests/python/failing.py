@@ -60,16 +60,19 @@ class TwoBuckets(nn.Module):
 
 
 def attach_two_buckets(
-    deadline_s: float = 60.0, codec: str = "exact:mode=packed", views: bool = False
+    deadline_s: float = 60.0, views: bool = False, left: bool = False
 ) -> tuple[DistributedDataParallel, Any]:
+    """`left`: sums are left to the backend, because no codec takes the elements."""
     torch.manual_seed(0)
-    model = DistributedDataParallel(TwoBuckets(), bucket_cap_mb=1, gradient_as_bucket_view=views)
-    return model, addend.torch.attach(model, codec=codec, deadline=deadline_s)
+    made = TwoBuckets().double() if left else TwoBuckets()
+    model = DistributedDataParallel(made, bucket_cap_mb=1, gradient_as_bucket_view=views)
+    return model, addend.torch.attach(model, codec="exact:mode=packed", deadline=deadline_s)
 
 
 def one_step(model: nn.Module) -> None:
     model.zero_grad(set_to_none=True)
-    model(torch.full((2, 512), 1.0 + dist.get_rank())).sum().backward()
+    dtype = next(model.parameters()).dtype
+    model(torch.full((2, 512), 1.0 + dist.get_rank(), dtype=dtype)).sum().backward()
 
 
 def whole_gradients(model: DistributedDataParallel) -> bool:

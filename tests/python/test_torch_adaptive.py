@@ -248,7 +248,7 @@ def conserve(rank: int, world: int, script: tuple[str, ...]) -> float:
     for step in range(5 * len(script) + 7):
         sent += send(model, rank, step).double() * world
         given += sum(whole_numbers(r, step).double() for r in range(world))
-        kept = handle._kept(handle._buckets[0])
+        kept = handle._buckets.kept(0)
         everyone: list[Any] = [None] * world
         dist.all_gather_object(everyone, torch.zeros(SHAPE) if kept is None else kept.view(SHAPE))
         all_kept = sum(one.double() for one in everyone)
@@ -275,7 +275,7 @@ def restart(rank: int, world: int, folder: Path) -> None:
     follow(handle, ("lowrank:rank=4",))
     for step in range(14):
         send(model, rank, step)
-    kept = handle._kept(handle._buckets[0])
+    kept = handle._buckets.kept(0)
     assert kept is not None
     state = handle.state_dict()
     handle.close()
@@ -330,7 +330,7 @@ def fail_a_switch(rank: int, world: int, after: str) -> None:
     if rank == 0:  # the first job is the exchange of signals
         break_jobs(handle._engine, "encode", 2, ValueError("broken by the test"))
     assert "broken by the test" in fail_at(lambda: send(model, rank, WINDOWS[2]))[0]
-    assert handle._buckets[0].spec == after
+    assert handle._buckets.known[0].spec == after
     state = handle.state_dict()["parameters"]
     assert state.keys() == before.keys()
     assert torch.equal(state["weight"]["residual"], before["weight"]["residual"])

@@ -111,7 +111,9 @@ def _train(rank: int, codec: str | None, **options: Any) -> list[float]:
     if handle is not None:
         if can_encode_on(flat.device):
             assert handle._engine.planes_stay == (dist.get_world_size() == 1)
-            there = [b.codecs.on_device for b in handle._buckets.values() if b.codecs is not None]
+            there = [
+                b.codecs.on_device for b in handle._buckets.known.values() if b.codecs is not None
+            ]
             assert all(there), f"{codec}: {there}"
         handle.close()
     return [float(loss) for loss in losses]

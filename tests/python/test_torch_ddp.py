@@ -33,8 +33,6 @@ from training import (
     trainer,
 )
 
-from addend.torch import _hook
-
 # ---- what DDP can be asked to do
 
 OPTIONS: dict[str, tuple[dict[str, Any], int | None]] = {
@@ -62,18 +60,6 @@ def train_with_options(rank: int, world: int) -> None:
 @pytest.mark.parametrize("world", [2, 3])
 def test_training_is_that_of_plain_ddp(world: int) -> None:
     run_ranks(world, train_with_options)
-
-
-def train_with_large_buckets_among_small_ones(rank: int, world: int) -> None:
-    """Sums that are left to the backend are begun in one order, whichever thread begins them."""
-    plain = fit(Recommender, recommender_loss, None, ddp=MANY_BUCKETS)
-    for least in (0, 16_384, 16_768):  # all buckets, all but the first ones, some among others
-        _hook._APART_BYTES = least
-        assert_lossless(fit(Recommender, recommender_loss, "", ddp=MANY_BUCKETS), plain)
-
-
-def test_large_buckets_among_small_ones() -> None:
-    run_ranks(3, train_with_large_buckets_among_small_ones)
 
 
 def train_with_a_slow_rank(rank: int, world: int, slow: int) -> list[int]:

@@ -113,8 +113,8 @@ def test_a_bug_on_one_rank_is_not_blamed_on_the_others(stage: str) -> None:
     assert "rank 1 gave up" in everyone[0][1]
 
 
-def wait_for_the_late(rank: int, world: int, codec: str) -> list[str]:
-    model, handle = attach_two_buckets(DEADLINE_S, codec)
+def wait_for_the_late(rank: int, world: int, left: bool) -> list[str]:
+    model, handle = attach_two_buckets(DEADLINE_S, left=left)
     one_step(model)
     one_step(model)
     one_step(model)
@@ -125,10 +125,10 @@ def wait_for_the_late(rank: int, world: int, codec: str) -> list[str]:
     return [error, str(handle.failure)]
 
 
-@pytest.mark.parametrize(("codec", "rounds"), [("exact:mode=packed", 2), ("dense", 1)])
-def test_a_rank_that_is_alive_but_does_not_come_is_late_and_told(codec: str, rounds: int) -> None:
+@pytest.mark.parametrize(("left", "rounds"), [(False, 2), (True, 1)])
+def test_a_rank_that_is_alive_but_does_not_come_is_late_and_told(left: bool, rounds: int) -> None:
     """In rounds of the mesh, and in sums that are left to the backend."""
-    errors = run_ranks(2, wait_for_the_late, codec)
+    errors = run_ranks(2, wait_for_the_late, left)
     where, late = "step 3, bucket [01], round 1", f"late, at step 2, bucket 1, round {rounds} "
     assert re.match(f"^rank 0 of 2, {where}: rank 1 is {late}", errors[0][1])
     assert errors[0][1] in errors[0][0]
@@ -235,6 +235,38 @@ def test_all_that_is_under_way_or_comes_later_ends_with_the_first_error() -> Non
             assert "rank 1 is dead" in outcome.value[0]
 
 
+def close_with_a_sum_under_way(rank: int, world: int) -> list[str]:
+    addend.torch.all_reduce(torch.zeros(1))
+    engine = _collectives._context(None, None).engine
+    order: list[str] = []
+    if rank == 0:
+        await_news(engine)
+        return [str(engine.failure)]
+
+    def noting(what: str, original: Any) -> Any:
+        def noted(*args: Any) -> None:
+            order.append(what)
+            original(*args)
+
+        return noted
+
+    pipeline: Any = engine._pipeline
+    engine.peers.abort = noting("told", engine.peers.abort)  # type: ignore[method-assign]
+    pipeline.stop = noting("cut off", pipeline.stop)
+    pending = addend.torch.all_reduce(torch.ones(100), async_op=True)
+    engine.close()
+    assert "closed with buckets in flight" in fail_at(pending.wait)[0]
+    return order
+
+
+def test_a_rank_that_closes_with_a_sum_under_way_says_so_before_its_connections_go() -> None:
+    """Else the others notice first, ask, and hear that every rank is well."""
+    first, order = run_ranks(2, close_with_a_sum_under_way)
+    assert order == ["told", "cut off"]
+    assert "rank 1 gave up: rank 1 of 2, step 2" in first[0]
+    assert "closed with buckets in flight" in first[0]
+
+
 # ---- sums left to the backend
 
 
@@ -248,10 +280,10 @@ class Overlooked:
 def fail_beside_left_sums(rank: int, world: int, views: bool) -> list[str]:
     """Rank 1 cannot hand over its second bucket, and nothing but left sums is under way, of which
     rank 0's first one never ends."""
-    model, handle = attach_two_buckets(codec="dense", views=views)
+    model, handle = attach_two_buckets(views=views, left=True)
     for _ in range(3):
         one_step(model)
-    assert handle.metrics()["mode/dense"] == 5  # in one bucket at first, then in two
+    assert handle.metrics()["fallback/dtype"] == 5  # in one bucket at first, then in two
     dist.barrier()
     sum_up, calls = dist.all_reduce, []
 
@@ -288,7 +320,7 @@ def overtaken(rank: int, world: int) -> str:
 
     def done(_: Any) -> None:
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        engine.leave(lambda: torch.ones(3), Place(2, 1), lambda: None, future, apart=False)
+        engine.leave(torch.ones(3), Place(2, 1), lambda: None, future)
         future.wait()
 
     engine.agree(Place(1, 1), Plan("nothing"), done, errors.append)

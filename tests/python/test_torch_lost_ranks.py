@@ -71,6 +71,8 @@ class Training:
         torch.manual_seed(0)
         self._rank = rank
         self._net = nn.Embedding(500, 7, sparse=case.codec == "sparse")
+        if case.via == "left":
+            self._net.double()  # which no codec takes
         self._alone = copy.deepcopy(self._net)
         self._model = DistributedDataParallel(self._net, gradient_as_bucket_view=case.views)
         self.handle = addend.torch.attach(
@@ -248,6 +250,7 @@ PLACES = {
     ("mesh", "exact"): [(2, 0, 1), (2, 1, 1), (2, 2, 2), (2, 3, 3)],
     ("mesh", "quant"): [(2, 1, 1), (2, 2, 2)],
     ("mesh", "sparse"): [(0, 1, 1), (2, 1, 1), (2, 2, 2)],
+    ("mesh", "dense"): [(2, 1, 1)],
     ("left", "dense"): [(2, 0, 1), (2, 1, 1)],
 }
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from addend import Aggregator, Codec, InvalidArgument, Unsupported
+from addend import Aggregator, InvalidArgument, Unsupported
 from addend.pipeline import Outcome
 from addend.reducer import Link
 from addend.torch import _group, _log
-from addend.torch._bucket import DTYPES, Codecs, Memory, Plan, Run, digest, side_stream
+from addend.torch._bucket import DTYPES, Codecs, Memory, Plan, Run, digest
 from addend.torch._checks import (
     check_aggregator,
     check_call,
@@ -247,8 +247,7 @@ class _Context:
         engine = self.engine
         kind = kind_of(call.spec)
         largest = _QUANT_PIECE_ELEMENTS if kind == "quant" else _PIECE_ELEMENTS
-        dtype = DTYPES[flat.dtype]
-        there = engine.encodes_on_device({call.spec}, dtype, flat.device)
+        there = engine.encodes_on_device({call.spec}, DTYPES[flat.dtype], flat.device)
         matrix = kind == "lowrank"  # has no pieces, nor has a device's tensor: its planes have
         whole = matrix or there
         rows = flat.shape[0] if flat.dim() > 1 and flat.numel() > 0 else 0
@@ -258,22 +257,14 @@ class _Context:
         if engine.way == "server":
             largest = min(largest, _SERVER_PIECE_ELEMENTS)
         for count in [flat.numel()] if whole else piece_sizes(flat.numel(), largest):
-            codec = Codec(
+            codec = engine.make_codec(
                 call.spec,
-                dtype=dtype,
-                count=count,
-                world=engine.world,
-                worker=engine.rank,
+                flat,
+                count,
+                there,
+                call.scale,
                 bucket=own ^ len(runs),
-                # A device's tensor that the CPU encodes gets its scale when it is back.
-                scale=call.scale if there or flat.device.type == "cpu" else 1.0,
                 segments=[(own, count, rows)] if matrix else (),
-                latency_us=engine.link.latency_us,
-                gbit_per_s=engine.link.gbit_per_s,
-                gathers=engine.way == "mesh",
-                narrows=engine.way != "server",
-                device="cuda" if there else "cpu",
-                stream=side_stream(flat.device).cuda_stream if there else 0,
             )
             runs.append(Run(begin, codec, count))
             begin += count

@@ -20,7 +20,6 @@ import atexit
 import collections
 import contextlib
 import os
-import queue
 import re
 import struct
 import threading
@@ -36,7 +35,7 @@ from addend import Codec, Error, Mismatch, Timeout, Unavailable, Unsupported
 from addend.pipeline import Claim, Outcome, Part, Pipeline
 from addend.reducer import Link, Reducer
 from addend.torch import _group, _log
-from addend.torch._bucket import Plan, side_stream
+from addend.torch._bucket import DTYPES, Plan, side_stream
 from addend.torch._group import Group
 from addend.torch._group_sums import is_timeout
 from addend.torch._launches import Launches
@@ -121,9 +120,6 @@ class Engine:
         self._left: dict[Place, _Sum] = {}  # left to the backend, in the order of calls
         self._at_backend = 0  # of them, those that it has not ended, even if a failure has
         self._last = Place()
-        self._issuer: threading.Thread | None = None  # of sums that are left to the backend
-        self._unissued = 0  # of them, those that it has not begun
-        self._to_issue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         peers.where = self._where
         peers.on_abort(self._abort_from)
         _open_engines.add(self)
@@ -141,10 +137,38 @@ class Engine:
             return False
         return all(can_encode_on(device, spec, dtype) for spec in specs)
 
+    def make_codec(
+        self,
+        spec: str,
+        like: torch.Tensor,
+        count: int,
+        there: bool = False,
+        scale: float = 1.0,
+        **named: Any,
+    ) -> Codec:
+        """This rank's codec for elements of such a tensor. `there`: it runs where that is."""
+        return Codec(
+            spec,
+            dtype=DTYPES[like.dtype],
+            count=count,
+            world=self.world,
+            worker=self.rank,
+            # A device's tensor that the CPU encodes gets its scale when it is back.
+            scale=scale if there or like.device.type == "cpu" else 1.0,
+            latency_us=self.link.latency_us,
+            gbit_per_s=self.link.gbit_per_s,
+            gathers=self.way == "mesh",
+            narrows=self.way != "server",
+            device="cuda" if there else "cpu",
+            stream=side_stream(like.device).cuda_stream if there else 0,
+            **named,
+        )
+
     def leaves(self, tensor: torch.Tensor) -> bool:
-        """Whether plain sums of such tensors are better left to the backend."""
+        """Whether plain sums of such tensors are better left to the backend: it has links between
+        devices. The host's are quicker over the mesh."""
         # Where planes go through the backend, too, both would be in each other's way.
-        return self.way == "mesh" and tensor.device.type == self.device.type
+        return self.way == "mesh" and tensor.device.type == self.device.type != "cpu"
 
     def run(
         self,
@@ -225,63 +249,35 @@ class Engine:
             raise errors[0]
 
     def leave(
-        self,
-        make: Callable[[], torch.Tensor],
-        place: Place,
-        done: Callable[[], None],
-        future: _Sum,
-        *,
-        apart: bool,
+        self, tensor: torch.Tensor, place: Place, done: Callable[[], None], future: _Sum
     ) -> None:
-        """The backend's own sum, in place, of the tensor that `make` gives; all ranks leave the
-        same ones, in one order. `apart`: `make` takes a while, and runs in a thread of ours.
-        `future` gets the sum, after `done`, or why there is none."""
+        """The backend's own sum, in place; all ranks leave the same ones, in one order. `future`
+        gets it, after `done`, or why there is none."""
         place = place._replace(round=1)
-
-        def start() -> None:
-            try:
-                tensor = make()
-                there = tensor if tensor.device.type == self.device.type else tensor.to(self.device)
-                work = dist.all_reduce(there, group=self.group, async_op=True)
-            except Exception as error:
-                self._fail_left(error, place)
-                return
-
-            def end(ended: torch.futures.Future[Any]) -> None:
-                try:
-                    ended.value()
-                    if place in self._left:  # a failure may have ended it before
-                        if there is not tensor:
-                            tensor.copy_(there)
-                        done()
-                except Exception as error:
-                    self._fail_left(error, place)
-                else:
-                    self._end_left(place, tensor)
-
-            work.get_future().add_done_callback(end)
-
         with self._idle:
             self.check_open()  # what ends them all comes after that is known
             self._left[place] = future
             self._at_backend += 1
-            apart = apart or self._unissued > 0  # sums are begun in the order of calls
-            self._unissued += 1 if apart else 0
-            if apart and self._issuer is None:
-                self._issuer = threading.Thread(
-                    target=self._issue, name="addend-issuer", daemon=True
-                )
-                self._issuer.start()
-        if apart:
-            self._to_issue.put(start)
-        else:
-            start()
+        try:
+            there = tensor if tensor.device.type == self.device.type else tensor.to(self.device)
+            work = dist.all_reduce(there, group=self.group, async_op=True)
+        except Exception as error:
+            self._fail_left(error, place)
+            return
 
-    def _issue(self) -> None:
-        while (start := self._to_issue.get()) is not None:
-            start()
-            with self._idle:
-                self._unissued -= 1
+        def end(ended: torch.futures.Future[Any]) -> None:
+            try:
+                ended.value()
+                if place in self._left:  # a failure may have ended it before
+                    if there is not tensor:
+                        tensor.copy_(there)
+                    done()
+            except Exception as error:
+                self._fail_left(error, place)
+            else:
+                self._end_left(place, tensor)
+
+        work.get_future().add_done_callback(end)
 
     def _end_left(
         self, place: Place, ended: torch.Tensor | Error, *, by_backend: bool = True
@@ -356,13 +352,10 @@ class Engine:
         pipeline = self._pipeline
         assert pipeline is not None
         if busy and self.failure is None:
-            self._cut_off(Unavailable(f"{why} with buckets in flight"))
+            self.fail(Unavailable("closed"), self._where())  # others are told before they notice
         idle = self._wait_idle(_CLOSE_S)
         self.peers.close()  # before connections go: who asks because of that must find nobody
         if idle:
-            if self._issuer is not None:
-                self._to_issue.put(None)
-                self._issuer.join()
             self._pipeline = None
             pipeline.close()
             self._reducer.close()
