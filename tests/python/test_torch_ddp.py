@@ -8,6 +8,7 @@ of additions counts. Replicas have equal bits always.
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any, Callable
 
@@ -60,6 +61,28 @@ def train_with_options(rank: int, world: int) -> None:
 @pytest.mark.parametrize("world", [2, 3])
 def test_training_is_that_of_plain_ddp(world: int) -> None:
     run_ranks(world, train_with_options)
+
+
+def wide_loss(model: nn.Module, rank: int, step: int) -> torch.Tensor:
+    loss: torch.Tensor = (
+        model(torch.randn(2, 1100, generator=generator(rank, step))).square().mean()
+    )
+    return loss
+
+
+def train_large_dense_buckets(rank: int, world: int) -> None:
+    make = functools.partial(nn.Sequential, nn.Linear(1100, 1100), nn.Linear(1100, 1100))
+    for views in (False, True):
+        ddp = {"gradient_as_bucket_view": views}
+        plain = fit(lambda: copy.deepcopy(make()), wide_loss, None, ddp=ddp)
+        run = fit(lambda: copy.deepcopy(make()), wide_loss, "", ddp=ddp)
+        assert_lossless(run, plain)
+        # Pieces save nothing where each has to be copied, for the case that a later one fails.
+        assert (run.metrics["mode/dense"] > sum(run.buckets)) == (not views), run.metrics
+
+
+def test_large_buckets_that_are_dense_go_in_pieces_and_change_nothing() -> None:
+    run_ranks(2, train_large_dense_buckets)
 
 
 def train_with_a_slow_rank(rank: int, world: int, slow: int) -> list[int]:

@@ -20,9 +20,10 @@ from addend.torch._engine import Engine
 from addend.torch._specs import Specs, bare, keeps_residual, kind_of
 
 # Codecs that spend long on every element take a bucket in pieces of whole parameters, about so
-# large: one is encoded and another decoded while a third travels.
+# large: one is encoded and another decoded while a third travels. Plain sums do, too: a mesh has no
+# better way to fill a fast link.
 _PIECED = ("quant", "cast")
-_PIECE_ELEMENTS = 1 << 20
+PIECE_ELEMENTS = 1 << 20
 
 
 @dataclasses.dataclass
@@ -145,10 +146,11 @@ class Buckets:
             return Bucket(key, buffer, names, sizes, plan, None, [])
         specs = {p.spec for p in shapes}
         there = self._engine.encodes_on_device(specs, dtype, buffer.device)
-        pieces = not there and len(specs) == 1 and kind_of(shapes[0].spec) in _PIECED
+        slow = len(specs) == 1 and kind_of(shapes[0].spec) in _PIECED
+        pieces = not there and (slow or plain)
         runs: list[Run] = []
         owners: list[tuple[str, Codec, int]] = []
-        for begin, run in _cut(shapes, _PIECE_ELEMENTS if pieces else buffer.numel()):
+        for begin, run in _cut(shapes, PIECE_ELEMENTS if pieces else buffer.numel()):
             codec = self._make_codec(buffer, run, there)
             runs.append(Run(begin, codec, sum(p.size for p in run)))
             owners += [(p.name, codec, i) for i, p in enumerate(run)]

@@ -17,7 +17,7 @@ from addend import InvalidArgument
 from addend.pipeline import Outcome
 from addend.torch._adaptive import Adaptive, Shape
 from addend.torch._bucket import Memory
-from addend.torch._buckets import Bucket, Buckets
+from addend.torch._buckets import PIECE_ELEMENTS, Bucket, Buckets
 from addend.torch._engine import Engine, value_of
 from addend.torch._meter import Meter, profiler_range
 from addend.torch._peers import Place
@@ -149,7 +149,7 @@ class Handle:
             if self._leaves(place, known, buffer):
                 promised = self._leave(place, known, buffer)
             else:
-                promised = self._encode(place, known, buffer)
+                promised = self._encode(place, known, buffer, bucket.parameters())
         self._meter.count("hook_calls")
         self._meter.count("time/hook_s", time.perf_counter() - begin)
         return promised
@@ -187,11 +187,12 @@ class Handle:
             self._meter.step_done(step, time.perf_counter() - self._last_submitted)
 
     def _encode(
-        self, place: Place, known: Bucket, buffer: torch.Tensor
+        self, place: Place, known: Bucket, buffer: torch.Tensor, parameters: list[torch.Tensor]
     ) -> "torch.futures.Future[torch.Tensor]":
         """The gradient travels as its codecs say."""
         future, promised = self._promise(buffer)
-        codecs = known.codecs
+        sent = self._in_pieces(known, buffer, place.bucket, parameters) or known
+        codecs = sent.codecs
         assert codecs is not None
         memory = Memory(buffer, codecs.on_device)
 
@@ -209,7 +210,7 @@ class Handle:
 
         self._engine.run(
             place,
-            known.plan,
+            sent.plan,
             codecs.parts(memory.address),
             done,
             future.set_exception,  # type: ignore[arg-type]  # torch's stubs are wrong
@@ -219,6 +220,19 @@ class Handle:
             prepare=memory.fetch if memory.on_device else None,
         )
         return promised
+
+    def _in_pieces(
+        self, known: Bucket, buffer: torch.Tensor, index: int, parameters: list[torch.Tensor]
+    ) -> Optional[Bucket]:
+        """A large gradient that goes as it is anyway goes in pieces, where that costs no copies."""
+        codecs = known.codecs
+        assert codecs is not None
+        large = buffer.device.type == "cpu" and buffer.numel() > PIECE_ELEMENTS
+        whole = large and self._in_place and self._engine.way == "mesh" and not codecs.pieces
+        if not whole or not codecs.all_dense():
+            return None
+        codecs.skip_step()
+        return self._buckets.plain(index, parameters)
 
     def _leaves(self, place: Place, known: Bucket, buffer: torch.Tensor) -> bool:
         """Whether the backend adds this gradient as DDP itself would have it do: what no codec
