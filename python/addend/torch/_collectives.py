@@ -161,13 +161,6 @@ class _Kind(NamedTuple):
         return f"{where}{sparse}, codec {self.codec!r}, op {self.op!r}"
 
 
-class _Named(NamedTuple):
-    """What a name stands for, and what its calls share."""
-
-    kind: _Kind
-    known: _Dense | _Sparse
-
-
 class _Context:
     """What calls on one group share: the engine, and codecs that learn from call to call.
 
@@ -183,7 +176,7 @@ class _Context:
         self.meter = Meter(self.engine.rank)
         self.calls = 0
         self.known: dict[_Kind, _Dense | _Sparse] = {}
-        self.named: dict[str, _Named] = {}
+        self.named: dict[str, tuple[_Kind, _Dense | _Sparse]] = {}
 
     def check(self, fixed: bool, aggregator: Aggregator | None) -> None:
         """Whether a later call asks for what the first one asked for."""
@@ -205,15 +198,13 @@ class _Context:
             if found is not None:
                 self.known[kind] = found  # the latest used
             return found
-        named = self.named.get(name)
-        if named is None:
-            return None
-        if named.kind != kind:
+        stands_for, known = self.named.get(name, (kind, None))
+        if stands_for != kind:
             raise InvalidArgument(
-                f"name {name!r} stands for {named.kind}; here it is {kind}: another tensor needs"
+                f"name {name!r} stands for {stands_for}; here it is {kind}: another tensor needs"
                 " another name"
             )
-        return named.known
+        return known
 
     def learn(
         self, name: str | None, kind: _Kind, tensor: torch.Tensor, call: _Call
@@ -226,7 +217,7 @@ class _Context:
         else:
             found = self._make_dense(name, tensor, call)
         if name is not None:
-            self.named[name] = _Named(kind, found)
+            self.named[name] = kind, found
             return found
         self.known[kind] = found
         if len(self.known) > _MOST_SHAPES:
@@ -342,22 +333,12 @@ def all_reduce(
     `threads`: that encode and decode one tensor; by default this rank's share of the host's cores,
     at most 4. No result depends on it. The first call's counts for the later calls too.
     """
+    if torch.is_inference_mode_enabled():  # what is kept here is used outside of it, too
+        asked = locals()
+        with torch.inference_mode(False):
+            return all_reduce(**asked)
     check_tensor(tensor)
     check_threads(threads)
-    if torch.is_inference_mode_enabled():  # what is kept here is used outside of it, too
-        with torch.inference_mode(False):
-            return all_reduce(
-                tensor,
-                op,
-                codec=codec,
-                name=name,
-                group=group,
-                async_op=async_op,
-                deadline=deadline,
-                aggregator=aggregator,
-                deterministic=deterministic,
-                threads=threads,
-            )
     if deadline is not None:
         check_seconds("deadline", deadline)
     sparse = tensor.layout == torch.sparse_coo
