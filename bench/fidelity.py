@@ -34,6 +34,7 @@ Floats = NDArray[np.float32]
 OURS = [
     "quant:bits=1,down=4",
     "quant:bits=2,down=4",
+    "quant:bits=3,down=4",
     "quant:bits=4,down=4",
     "quant:bits=4,carrier=indices",
     "quant:bits=4,down=8",
@@ -74,7 +75,7 @@ def add_round(codecs: list[Codec]) -> int:
 def ours(spec: str, gradients: Floats) -> Point:
     world, count = gradients.shape
     codecs = [
-        Codec(spec, dtype="float32", count=count, world=world, worker=w, seed=9)
+        Codec(spec, dtype="float32", count=count, world=world, worker=w, seed=9, narrows=True)
         for w in range(world)
     ]
     truth, errors, cost = gradients.sum(axis=0, dtype=np.float64), [], 0
