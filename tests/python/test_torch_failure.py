@@ -267,6 +267,31 @@ def test_a_rank_that_closes_with_a_sum_under_way_says_so_before_its_connections_
     assert "closed with buckets in flight" in first[0]
 
 
+def close_when_told(rank: int, world: int) -> str:
+    """Whoever waits for a sum may close before the thread that told it has gone on."""
+    addend.torch.all_reduce(torch.zeros(1))
+    engine = _collectives._context(None, None).engine
+    told, go_on = threading.Event(), threading.Event()
+
+    def done(_: Any) -> None:
+        told.set()
+        go_on.wait()
+
+    engine.agree(Place(1, 1), Plan("nothing"), done, lambda error: None)
+    told.wait()
+    closing = threading.Thread(target=engine.close)
+    closing.start()
+    while not engine.closed:
+        time.sleep(0.001)
+    go_on.set()
+    closing.join()
+    return str(engine.failure)
+
+
+def test_a_sum_that_is_there_is_not_in_flight() -> None:
+    assert run_ranks(2, close_when_told) == ["None", "None"]
+
+
 # ---- sums left to the backend
 
 

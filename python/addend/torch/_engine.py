@@ -117,6 +117,7 @@ class Engine:
         # Under its lock:
         self._places: collections.deque[Place] = collections.deque()  # of the pipeline's jobs
         self._ended = 0  # of them
+        self._ending = 0  # of them, the one whose caller is being told, if there is one
         self._left: dict[Place, _Sum] = {}  # left to the backend, in the order of calls
         self._at_backend = 0  # of them, those that it has not ended, even if a failure has
         self._last = Place()
@@ -345,7 +346,7 @@ class Engine:
             return  # nothing of it lives here, and its locks may be held by threads that do not
         with self._idle:
             first, self._stop = self._stop is None, self._stop or why
-            busy = bool(self._places or self._left)
+            busy = len(self._places) > self._ending or bool(self._left)
         if not first:  # another thread does it
             self._closed.wait(_CLOSE_S)
             return
@@ -386,6 +387,7 @@ class Engine:
     ) -> None:
         with self._idle:
             place = self._places[0]._replace(round=self._rounds(outcome.ticket))
+            self._ending = 1
         try:
             error: Exception | None = outcome.error
             if error is None:
@@ -401,6 +403,7 @@ class Engine:
             self._last = max(self._last, place)  # a plain sum of the next step may have ended first
             self._places.popleft()
             self._ended += 1
+            self._ending = 0
             self._idle.notify_all()
 
     def _rounds(self, ticket: int) -> int:
