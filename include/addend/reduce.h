@@ -216,8 +216,8 @@ struct CustomOptions {
   uint32_t worker = 0;
   /// The function is given rounds of a CUDA device, too. Round::execution then is a stream in which
   /// the planes are written, and where the function leaves what it enqueues: the reducer waits for
-  /// that, until the deadline. Otherwise such rounds are refused, as they are by reducers of the
-  /// host.
+  /// that, until the deadline; what is still under way then is the caller's to end. Otherwise such
+  /// rounds are refused, as they are by reducers of the host.
   bool takes_devices = false;
 };
 

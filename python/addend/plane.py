@@ -80,9 +80,7 @@ class Plane(NamedTuple):
     sums: int  # table sums: where the sums go; else 0
     nbytes: int  # of data
     sum_nbytes: int  # of sums for table sums, else of data
-    stream: int | None = (
-        None  # a CUDA device's lanes, in the order of this stream; None: the host's
-    )
+    stream: int | None = None  # in whose order a CUDA device's lanes are there; None: the host's
 
 
 class Round(NamedTuple):

@@ -329,6 +329,45 @@ TEST(CApi, ACustomReducerCarriesThePipelineAndItsErrors) {
   addend_reducer_destroy(reducer);
 }
 
+TEST(CApi, AReducerForDevicesIsToldWhereThePlanesAre) {
+  const auto reduce = [](void* context, addend_round* round, uint32_t device, void* stream,
+                         uint64_t) -> addend_status {
+    EXPECT_EQ(device, ADDEND_DEVICE_CPU);
+    EXPECT_EQ(stream, nullptr);
+    *static_cast<uint32_t*>(context) += round->plane_count;
+    return ADDEND_OK;
+  };
+  uint32_t planes = 0, lane = 3;
+  addend_reducer* reducer = nullptr;
+  EXPECT_EQ(addend_custom_create_for_devices(2, 2, reduce, &planes, &reducer),
+            ADDEND_INVALID_ARGUMENT);
+  EXPECT_EQ(addend_custom_create_for_devices(1, 0, nullptr, &planes, &reducer),
+            ADDEND_INVALID_ARGUMENT);
+  ASSERT_EQ(addend_custom_create_for_devices(1, 0, reduce, &planes, &reducer), ADDEND_OK);
+  addend_round round{};
+  round.plane_count = 1;
+  round.planes[0] = {ADDEND_OP_SUM_I32, 1, &lane, nullptr, nullptr};
+  EXPECT_EQ(addend_reducer_reduce(reducer, &round, 1'000'000'000), ADDEND_OK);
+  EXPECT_EQ(planes, 1u);
+  addend_reducer_destroy(reducer);
+}
+
+TEST(CApi, FoldsOnADeviceRefuseWhatFoldsRefuse) {
+  uint32_t lane = 1;
+  const uint8_t* sources[] = {nullptr};
+  EXPECT_EQ(addend_fold_on_device(ADDEND_OP_TABLE_SUM_U8, &lane, &lane, 1, nullptr),
+            ADDEND_INVALID_ARGUMENT);
+  EXPECT_EQ(addend_fold_on_device(ADDEND_OP_SUM_I32, nullptr, &lane, 1, nullptr),
+            ADDEND_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(addend_last_error()).find("addend_fold_on_device"), std::string::npos);
+  EXPECT_EQ(addend_fold_tables_on_device(ADDEND_OP_SUM_I32, &lane, sources, 1, &lane, 1, nullptr),
+            ADDEND_INVALID_ARGUMENT);
+  EXPECT_EQ(
+      addend_fold_tables_on_device(ADDEND_OP_TABLE_SUM_U8, &lane, sources, 1, &lane, 1, nullptr),
+      ADDEND_INVALID_ARGUMENT);
+  EXPECT_EQ(addend_fold_on_device(ADDEND_OP_SUM_I32, nullptr, nullptr, 0, nullptr), ADDEND_OK);
+}
+
 TEST(CApi, APipelineTakesThreadsAndRefusesTooMany) {
   bool works = true;
   addend_reducer* reducer = nullptr;

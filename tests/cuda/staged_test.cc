@@ -204,6 +204,7 @@ TEST_F(CudaStaged, AFunctionsWorkThatDoesNotEndIsATimeout) {
   ASSERT_FALSE(status);
   EXPECT_EQ(status.error().code, Errc::kTimeout);
   EXPECT_EQ(device.runtime()->query_stream(device.stream()), 0) << "the codec's stream waits";
+  (*reducer)->abandon();  // the caller's to end, and it does not before this returns
   release.set_value();
 }
 
