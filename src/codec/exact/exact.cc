@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "base/bits.h"
 #include "codec/convert.h"
@@ -42,23 +43,43 @@ ExactCodec::ExactCodec(const Layout& layout, const Options& options)
 
 uint64_t ExactCodec::memory_bytes() const {
   uint64_t total = index_.memory_bytes() + reproducible_.memory_bytes() + sketch_.memory_bytes();
-  for (const Buffer* buffer : {&values_, &ranges_, &cells_, &escape_, &local_escape_, &quanta_,
-                               &keys_, &fix_up_, &fix_values_, &sizes_, &messages_plane_}) {
+  for (const Buffer* buffer :
+       {&spelt_out_, &values_, &ranges_, &cells_, &escape_, &local_escape_, &quanta_, &keys_,
+        &fix_up_, &fix_values_, &sizes_, &messages_plane_}) {
     total += buffer->capacity();
   }
   return total;
 }
 
+Status ExactCodec::begin_sparse(const index::Sparse& gradient) {
+  given_ = gradient;
+  return begin(gradient.values);
+}
+
 Status ExactCodec::do_begin(const void* gradient) {
-  gradient_ = gradient;
+  const index::Sparse given = std::exchange(given_, {});
+  gradient_ = given.bitmap == nullptr ? gradient : nullptr;
   waiting_ = Waiting::kNothing;
   dense_plane_ = nullptr;
   peeled_ = false_positions_ = false;
-  index_.start(width(), gradient, layout().count);
+  if (given.bitmap == nullptr) {
+    index_.start(width(), gradient, layout().count);
+  } else {
+    index_.start(width(), given, layout().count);
+  }
   union_ = selected_ = fix_up_count_ = 0;
   draft().mode = mode_name(mode());
   const bool sized = plan_.options().mode == Mode::kSketch || plan_.options().mode == Mode::kBloom;
   if (sized && plan_.seen().nonzeros == Observation::kUnknown) draft().fallback = "first-step";
+  return {};
+}
+
+// For what looks at elements by their positions.
+Status ExactCodec::spell_out() {
+  if (gradient_ != nullptr) return {};
+  ADDEND_TRY(spelt_out_.reserve(layout().count * width()));
+  index_.write_gradient(spelt_out_.as<void>());
+  gradient_ = spelt_out_.as<void>();
   return {};
 }
 
@@ -130,6 +151,7 @@ Result<bool> ExactCodec::do_round(Round& round) {
 // -------------------------------------------------------------------------------------------------------------
 
 Status ExactCodec::open_dense(Round& round) {
+  ADDEND_TRY(spell_out());
   const Result<void*> plane = add_dense_plane(layout(), {gradient_, lent()}, values_, round);
   ADDEND_TRY(plane);
   dense_plane_ = *plane;
@@ -234,6 +256,7 @@ Result<bool> ExactCodec::open_values(Round& round) {
   round.last = true;
   ADDEND_TRY(values_.reserve(union_ * width() + Buffer::kSlack));
   if (reproducible()) {
+    ADDEND_TRY(spell_out());
     ADDEND_TRY(reproducible_.set_ranges(ranges_.as<uint32_t>(), layout().count, layout().world,
                                         plan_.options().tolerance));
     ADDEND_TRY(reproducible_.pack(layout().dtype, gradient_, bitmap()));

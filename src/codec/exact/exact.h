@@ -22,6 +22,10 @@ class ExactCodec final : public SteppedCodec {
  public:
   ExactCodec(const Layout& layout, const Options& options);
 
+  /// begin, for a gradient whose non-zeros the caller has found; they are the caller's until
+  /// finish.
+  Status begin_sparse(const index::Sparse& gradient);
+
   uint64_t fingerprint() const override { return plan_.fingerprint(); }
   std::string_view next_mode() const override { return mode_name(mode()); }
   uint64_t memory_bytes() const override;
@@ -57,6 +61,7 @@ class ExactCodec final : public SteppedCodec {
   uint64_t* bitmap() { return index_.bitmap(); }
 
   Status scan_gradient();
+  Status spell_out();
   Status measure();
   NonZeros nonzeros() const;
 
@@ -100,7 +105,8 @@ class ExactCodec final : public SteppedCodec {
   Plan plan_;
 
   // The step.
-  const void* gradient_ = nullptr;
+  const void* gradient_ = nullptr;  // null while only its non-zeros are known
+  index::Sparse given_;
   Waiting waiting_ = Waiting::kNothing;
   uint64_t union_ = 0;     // non-zeros of the union
   uint64_t selected_ = 0;  // positions that values travel for: these, and what a filter adds
@@ -115,10 +121,11 @@ class ExactCodec final : public SteppedCodec {
   std::vector<OwnMessage> messages_;
 
   index::UnionIndex index_;
-  Buffer values_;  // plane: packed values; or the decoded packed values
-  Buffer ranges_;  // plane: block ranges
-  Buffer cells_;   // plane: sketch cells
-  Buffer escape_;  // plane: words that escape
+  Buffer spelt_out_;  // elements of a gradient that was given by its non-zeros
+  Buffer values_;     // plane: packed values; or the decoded packed values
+  Buffer ranges_;     // plane: block ranges
+  Buffer cells_;      // plane: sketch cells
+  Buffer escape_;     // plane: words that escape
   Buffer local_escape_;
   Buffer sizes_;           // plane: lanes of messages
   Buffer messages_plane_;  // plane: messages

@@ -144,6 +144,7 @@ void ExactCodec::stuck_quanta(uint64_t* lanes) const {
 Result<bool> ExactCodec::open_fix_up(Round& round) {
   const uint64_t stuck = sketch_.stuck().count;
   round.last = true;
+  ADDEND_TRY(spell_out());
   if (stuck > 0) {
     ADDEND_TRY(quanta_.reserve(stuck * 8));
     stuck_quanta(quanta_.as<uint64_t>());

@@ -144,6 +144,54 @@ HWY_INLINE uint64_t place_any(const T* HWY_RESTRICT kept, const uint64_t* HWY_RE
   return reference::place(kept, bitmap, w, words, selection, packed, {rank, taken});
 }
 
+// Words of a bitmap that are written together, and so many elements of them at the most.
+constexpr uint64_t kGroup = 16;
+constexpr uint64_t kFewOfGroup = kGroup * 4;
+
+// Numbers of the set bits of a group, unless they are many; returns how many. Two of a word without
+// asking whether there are so many: where they are few there are seldom more, and a branch would be
+// guessed wrong every other word.
+HWY_INLINE uint64_t few_bits(const uint64_t* HWY_RESTRICT words, uint16_t* HWY_RESTRICT numbers) {
+  uint64_t found = 0;
+  for (uint64_t w = 0; w < kGroup && found <= kFewOfGroup; ++w) {
+    uint64_t word = words[w];
+    for (uint64_t s = 0; s < 2; ++s) {
+      numbers[found] =
+          static_cast<uint16_t>(w * 64 + static_cast<uint64_t>(std::countr_zero(word)));
+      found += word != 0 ? 1 : 0;
+      word &= word - 1;
+    }
+    for (; word != 0; word &= word - 1) {
+      numbers[found++] =
+          static_cast<uint16_t>(w * 64 + static_cast<uint64_t>(std::countr_zero(word)));
+    }
+  }
+  return found;
+}
+
+// Streams groups with few elements from a stretch of zeros into which those are put; stops at the
+// first other group. Returns where, and moves `rank` on.
+template <typename T>
+HWY_INLINE uint64_t stream_few(const T* HWY_RESTRICT packed, const uint64_t* HWY_RESTRICT selection,
+                               uint64_t i, uint64_t count, T* HWY_RESTRICT gradient,
+                               uint64_t& rank) {
+  const hn::ScalableTag<T> d;
+  HWY_ALIGN T lines[kGroup * 64] = {};
+  uint16_t numbers[kFewOfGroup + 66];
+  for (; i + kGroup * 64 <= count; i += kGroup * 64) {
+    const uint64_t found = few_bits(selection + i / 64, numbers);
+    if (found > kFewOfGroup) break;
+    for (uint64_t j = 0; j < found; ++j)
+      lines[numbers[j]] = packed[rank + j];
+    for (uint64_t j = 0; j < kGroup * 64; j += hn::Lanes(d))
+      hn::Stream(hn::Load(d, lines + j), d, gradient + i + j);
+    for (uint64_t j = 0; j < found; ++j)
+      lines[numbers[j]] = 0;
+    rank += found;
+  }
+  return i;
+}
+
 template <bool kIntoZeros, typename T>
 HWY_INLINE void unpack_any(const T* HWY_RESTRICT packed, const uint64_t* HWY_RESTRICT selection,
                            uint64_t count, T* HWY_RESTRICT gradient, bool stream) {
@@ -151,8 +199,13 @@ HWY_INLINE void unpack_any(const T* HWY_RESTRICT packed, const uint64_t* HWY_RES
   if constexpr (kCanCompact<T>) {
     const CompactTag<T> d;
     const uint64_t n = hn::Lanes(d);
-    stream = stream && reinterpret_cast<uintptr_t>(gradient) % (n * sizeof(T)) == 0;
+    const hn::ScalableTag<T> whole;
+    stream = stream && reinterpret_cast<uintptr_t>(gradient) % (hn::Lanes(whole) * sizeof(T)) == 0;
     for (; i + 64 <= count; i += 64) {
+      if (!kIntoZeros && stream && i % (kGroup * 64) == 0) {
+        i = stream_few(packed, selection, i, count, gradient, rank);
+        if (i + 64 > count) break;
+      }
       uint64_t word = selection[i / 64];
       if (kIntoZeros && word == 0) continue;
       for (uint64_t j = i; j < i + 64; j += n, word >>= n) {

@@ -4,6 +4,7 @@
 #include "codec/index/scan_blocks.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "base/bits.h"
 #include "base/simd.h"
@@ -122,6 +123,23 @@ BlockScan scan_blocks(uint32_t width, const void* gradient, uint64_t count, uint
   };
   return width == 4 ? run(uint32_t{}, HWY_DYNAMIC_DISPATCH(scan_blocks32))
                     : run(uint16_t{}, HWY_DYNAMIC_DISPATCH(scan_blocks16));
+}
+
+BlockScan scan_blocks(const uint64_t* nonzeros, uint64_t count, uint64_t block, uint64_t* live,
+                      uint64_t* partial) {
+  BlockScan found;
+  const uint64_t blocks = ceil_div(count, block);
+  std::fill_n(live, words_for(blocks), 0);
+  std::fill_n(partial, words_for(blocks), 0);
+  for (uint64_t b = 0; b < blocks; ++b) {
+    const uint64_t begin = b * block, end = std::min(begin + block, count);
+    const uint64_t here = block == 64 ? static_cast<uint64_t>(std::popcount(nonzeros[b]))
+                                      : popcount_range(nonzeros, begin, end);
+    found.nonzeros += here;
+    live[b / 64] |= uint64_t{here > 0} << b % 64;
+    partial[b / 64] |= uint64_t{here > 0 && here < end - begin} << b % 64;
+  }
+  return found;
 }
 
 }  // namespace addend::index

@@ -18,4 +18,8 @@ struct BlockScan {
 BlockScan scan_blocks(uint32_t width, const void* gradient, uint64_t count, uint64_t block,
                       uint64_t* live, uint64_t* partial);
 
+/// The same for a bitmap of non-zeros, which shows no -0.0.
+BlockScan scan_blocks(const uint64_t* nonzeros, uint64_t count, uint64_t block, uint64_t* live,
+                      uint64_t* partial);
+
 }  // namespace addend::index

@@ -90,7 +90,7 @@ uint64_t TwoLevelIndex::end_of(const Chunk& chunk) const {
   return std::min(chunk.end * 64 * block_, count_);
 }
 
-Status TwoLevelIndex::set_blocks(uint32_t width, const void* gradient, uint64_t count,
+Status TwoLevelIndex::set_blocks(uint32_t width, const Elements& of, uint64_t count,
                                  uint64_t block) {
   width_ = width;
   count_ = count;
@@ -104,10 +104,13 @@ Status TwoLevelIndex::set_blocks(uint32_t width, const void* gradient, uint64_t 
   for (uint64_t first = 0; first < words; first += length)
     chunks_.push_back({first, std::min(first + length, words)});
   for_each([&](Chunk& chunk) {
-    const uint64_t begin = begin_of(chunk);
+    const uint64_t begin = begin_of(chunk), elements = end_of(chunk) - begin;
+    auto* live = live_.as<uint64_t>() + chunk.first;
+    auto* partial = partial_.as<uint64_t>() + chunk.first;
     chunk.found =
-        scan_blocks(width, at(gradient, begin, width), end_of(chunk) - begin, block,
-                    live_.as<uint64_t>() + chunk.first, partial_.as<uint64_t>() + chunk.first);
+        of.bitmap != nullptr
+            ? scan_blocks(of.bitmap + begin / 64, elements, block, live, partial)
+            : scan_blocks(width, at(of.gradient, begin, width), elements, block, live, partial);
   });
   local_ = {};
   for (const Chunk& chunk : chunks_) {
@@ -128,7 +131,7 @@ Plane TwoLevelIndex::element_plane() {
   return {Op::kOrU64, words_for(element_bits_), elements_.as<void>(), nullptr, nullptr};
 }
 
-Status TwoLevelIndex::set_elements(const void* gradient) {
+Status TwoLevelIndex::set_elements(const Elements& of) {
   element_bits_ = live_blocks_ = 0;
   for (Chunk& chunk : chunks_) {
     chunk.bit = element_bits_;
@@ -148,7 +151,14 @@ Status TwoLevelIndex::set_elements(const void* gradient) {
       if (!run.is_partial) return;
       for_each_piece_of(run, [&](const Piece& piece) {
         PieceBits words;
-        scan(width_, at(gradient, piece.begin, width_), piece.length, words.data(), nullptr, 0);
+        if (of.bitmap == nullptr) {
+          scan(width_, at(of.gradient, piece.begin, width_), piece.length, words.data(), nullptr,
+               0);
+        }
+        for (uint64_t i = 0; of.bitmap != nullptr && i < piece.length; i += 64) {
+          words[i / 64] =
+              read_bits(of.bitmap, piece.begin + i, std::min<uint64_t>(64, piece.length - i));
+        }
         write_elements(chunk, piece, words.data());
       });
     });

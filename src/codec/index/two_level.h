@@ -26,21 +26,27 @@ namespace addend::index {
 /// What a gradient that values are written to holds outside live blocks.
 enum class Outside : uint8_t { kAnything, kZeros };
 
+/// A gradient, or, where somebody knows, which of its elements are not zero.
+struct Elements {
+  const void* gradient = nullptr;
+  const uint64_t* bitmap = nullptr;
+};
+
 /// Calls come in the order of the declarations. `gradient` is the same, unchanged, in all of them
 /// up to pack_values.
 class TwoLevelIndex {
  public:
   /// Cuts `count` elements of `width` bytes into blocks of `block` (the last may be shorter) and
   /// marks those of the gradient.
-  Status set_blocks(uint32_t width, const void* gradient, uint64_t count, uint64_t block);
-  /// What the gradient holds; known from here on.
+  Status set_blocks(uint32_t width, const Elements& of, uint64_t count, uint64_t block);
+  /// What the gradient holds; known from here on, but for what its bitmap does not show.
   const BlockScan& local() const { return local_; }
   Plane live_plane();
   Plane partial_plane();
 
   /// Collects the element bits of partial blocks, once the block planes are folded; an empty plane
   /// if no block is partial.
-  Status set_elements(const void* gradient);
+  Status set_elements(const Elements& of);
   Plane element_plane();
   uint64_t live_blocks() const { return live_blocks_; }
 

@@ -88,13 +88,13 @@ void expect_union_of(const std::vector<Bitmap>& bitmaps, uint64_t count, uint64_
   }
   std::vector<TwoLevelIndex> workers(bitmaps.size());
   for (std::size_t w = 0; w < workers.size(); ++w) {
-    ASSERT_TRUE(workers[w].set_blocks(sizeof(T), gradients[w].data(), count, block));
+    ASSERT_TRUE(workers[w].set_blocks(sizeof(T), {gradients[w].data()}, count, block));
     ASSERT_EQ(workers[w].local().nonzeros, popcount(bitmaps[w]));
   }
   all_reduce(workers, &TwoLevelIndex::live_plane);
   all_reduce(workers, &TwoLevelIndex::partial_plane);
   for (std::size_t w = 0; w < workers.size(); ++w)
-    ASSERT_TRUE(workers[w].set_elements(gradients[w].data()));
+    ASSERT_TRUE(workers[w].set_elements({gradients[w].data()}));
   all_reduce(workers, &TwoLevelIndex::element_plane);
   for (std::size_t w = 0; w < workers.size(); ++w) {
     ASSERT_EQ(workers[w].count_union(), popcount(expected));
@@ -149,10 +149,10 @@ TEST(TwoLevelIndex, SendsNoElementBitsWhenLiveBlocksAreFull) {
   rows[30] = low_mask(5);  // the short last block, full as well
   const auto gradient = gradient_of<uint32_t>(rows, count);
   TwoLevelIndex index;
-  ASSERT_TRUE(index.set_blocks(4, gradient.data(), count, 64));
+  ASSERT_TRUE(index.set_blocks(4, {gradient.data()}, count, 64));
   EXPECT_EQ(index.live_plane().lanes, 1u);
   EXPECT_EQ(popcount({static_cast<uint64_t*>(index.partial_plane().data), 1}), 0u);
-  ASSERT_TRUE(index.set_elements(gradient.data()));
+  ASSERT_TRUE(index.set_elements({gradient.data()}));
   EXPECT_EQ(index.live_blocks(), 4u);
   EXPECT_EQ(index.element_plane().lanes, 0u);
 }
@@ -165,8 +165,8 @@ TEST(TwoLevelIndex, SendsBitsOfPartialBlocksOnly) {
   set_bit(bitmap.data(), 4999);
   const auto gradient = gradient_of<uint32_t>(bitmap, count);
   TwoLevelIndex index;
-  ASSERT_TRUE(index.set_blocks(4, gradient.data(), count, 100));
-  ASSERT_TRUE(index.set_elements(gradient.data()));
+  ASSERT_TRUE(index.set_blocks(4, {gradient.data()}, count, 100));
+  ASSERT_TRUE(index.set_elements({gradient.data()}));
   EXPECT_EQ(index.live_blocks(), 2u);
   const Plane elements = index.element_plane();
   ASSERT_EQ(elements.lanes, 2u);
@@ -182,7 +182,7 @@ TEST(TwoLevelIndex, StaysInsideTheBitmapWhateverThePlanesHold) {
     const uint64_t block = 1 + addend_random(seed, 1) % 200;
     const auto gradient = gradient_of<uint16_t>(blocky(seed, count, block), count);
     TwoLevelIndex index;
-    ASSERT_TRUE(index.set_blocks(2, gradient.data(), count, block));
+    ASSERT_TRUE(index.set_blocks(2, {gradient.data()}, count, block));
     uint64_t next = 2;
     const auto scramble = [&](const Plane& plane) {
       for (uint64_t i = 0; i < plane.lanes; ++i)
@@ -190,7 +190,7 @@ TEST(TwoLevelIndex, StaysInsideTheBitmapWhateverThePlanesHold) {
     };
     scramble(index.live_plane());
     scramble(index.partial_plane());
-    ASSERT_TRUE(index.set_elements(gradient.data()));
+    ASSERT_TRUE(index.set_elements({gradient.data()}));
     ASSERT_LE(index.element_plane().lanes, words_for(count));
     scramble(index.element_plane());
     Bitmap written(words_for(count) + 1, 0x5555);
@@ -221,7 +221,7 @@ TEST(TwoLevelIndex, NoticesEveryBitOfItsOwnThatIsLost) {
   for (const bool elements : {false, true}) {
     for (uint64_t bit = 0; bit < count; ++bit) {
       TwoLevelIndex index;
-      ASSERT_TRUE(index.set_blocks(4, gradient.data(), count, 64));
+      ASSERT_TRUE(index.set_blocks(4, {gradient.data()}, count, 64));
       const auto clear = [&](const Plane& plane) {
         auto* words = static_cast<uint64_t*>(plane.data);
         if (bit >= plane.lanes * 64 || !test_bit(words, bit)) return false;
@@ -229,7 +229,7 @@ TEST(TwoLevelIndex, NoticesEveryBitOfItsOwnThatIsLost) {
         return true;
       };
       bool cleared = !elements && clear(index.live_plane());
-      ASSERT_TRUE(index.set_elements(gradient.data()));
+      ASSERT_TRUE(index.set_elements({gradient.data()}));
       if (elements) cleared = clear(index.element_plane());
       index.count_union();
       ASSERT_EQ(index.holds_local(), !cleared) << bit;
@@ -244,8 +244,8 @@ TEST(TwoLevelIndex, KeepsItsMemory) {
   uint64_t bytes = 0;
   for (int step = 0; step < 4; ++step) {
     const auto gradient = gradient_of<uint32_t>(blocky(7, 5000, 50), 5000);
-    ASSERT_TRUE(index.set_blocks(4, gradient.data(), 5000, 50));
-    ASSERT_TRUE(index.set_elements(gradient.data()));
+    ASSERT_TRUE(index.set_blocks(4, {gradient.data()}, 5000, 50));
+    ASSERT_TRUE(index.set_elements({gradient.data()}));
     if (step == 0) bytes = index.memory_bytes();
     EXPECT_EQ(index.memory_bytes(), bytes);
   }

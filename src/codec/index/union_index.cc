@@ -77,17 +77,38 @@ uint64_t UnionIndex::kept_room() const {
 uint64_t UnionIndex::kept_at(uint64_t chunk) const {
   return chunk * (kept_room() * width_ + Buffer::kSlack);
 }
+const uint8_t* UnionIndex::kept_of(uint64_t chunk) const {
+  if (given_.bitmap == nullptr) return kept_.as<uint8_t>() + kept_at(chunk);
+  return static_cast<const uint8_t*>(given_.values) + chunk * given_.stride;
+}
 
 void UnionIndex::start(uint32_t width, const void* gradient, uint64_t count) {
   width_ = width;
   count_ = count;
   gradient_ = gradient;
+  given_ = {};
   scanned_ = two_levels_ = plain_zeros_ = by_blocks_ = negative_zeros_ = false;
   nonzeros_ = size_ = 0;
   chunks_.assign(ceil_div(count, kChunkElements), Chunk{});
 }
 
+void UnionIndex::start(uint32_t width, const Sparse& gradient, uint64_t count) {
+  start(width, nullptr, count);
+  given_ = gradient;
+  for (uint64_t c = 0; c < chunks_.size(); ++c)
+    chunks_[c] = {.nonzeros = gradient.counts[c], .kept = true};
+  count_local();
+  plain_zeros_ = true;
+}
+
+void UnionIndex::write_gradient(void* to) const {
+  for_each([&](uint64_t c, uint64_t begin, uint64_t length) {
+    unpack(width_, kept_of(c), local() + begin / 64, length, at(to, begin, width_));
+  });
+}
+
 Status UnionIndex::scan() {
+  if (given_.bitmap != nullptr) return {};
   ADDEND_TRY(local_.reserve(words() * 8));
   ADDEND_TRY(kept_.reserve(kept_at(chunks_.size())));
   for_each([&](uint64_t c, uint64_t begin, uint64_t length) {
@@ -98,14 +119,18 @@ Status UnionIndex::scan() {
     chunks_[c].kept = found.kept == found.nonzeros;
     chunks_[c].negative_zeros = found.negative_zeros;
   });
+  count_local();
+  plain_zeros_ = nonzeros_ <= count_ / kKeptShare;
+  return {};
+}
+
+void UnionIndex::count_local() {
   for (Chunk& chunk : chunks_) {
     chunk.before = nonzeros_;
     nonzeros_ += chunk.nonzeros;
     negative_zeros_ = negative_zeros_ || chunk.negative_zeros;
   }
-  plain_zeros_ = nonzeros_ <= count_ / kKeptShare;
   scanned_ = true;
-  return {};
 }
 
 Status UnionIndex::open_bitmap(Round& round) {
@@ -134,7 +159,7 @@ void UnionIndex::count_chunks() {
 
 Status UnionIndex::open_blocks(uint64_t block, Round& round) {
   two_levels_ = true;
-  ADDEND_TRY(two_level_.set_blocks(width_, gradient_, count_, block));
+  ADDEND_TRY(two_level_.set_blocks(width_, {gradient_, given_.bitmap}, count_, block));
   if (!scanned_) {
     nonzeros_ = two_level_.local().nonzeros;
     negative_zeros_ = two_level_.local().negative_zeros;
@@ -145,7 +170,7 @@ Status UnionIndex::open_blocks(uint64_t block, Round& round) {
 }
 
 Result<bool> UnionIndex::close_blocks(Round& round) {
-  ADDEND_TRY(two_level_.set_elements(gradient_));
+  ADDEND_TRY(two_level_.set_elements({gradient_, given_.bitmap}));
   const Plane elements = two_level_.element_plane();
   if (elements.lanes == 0) {
     ADDEND_TRY(close_elements());
@@ -244,7 +269,7 @@ void UnionIndex::gather_local(void* values) const {
     const Chunk& chunk = chunks_[c];
     uint8_t* to = at(values, chunk.before, width_);
     if (chunk.kept) {
-      std::memcpy(to, kept_.as<uint8_t>() + kept_at(c), chunk.nonzeros * width_);
+      std::memcpy(to, kept_of(c), chunk.nonzeros * width_);
     } else {
       pack(width_, at(gradient_, begin, width_), length, local() + begin / 64, to, chunk.nonzeros);
     }
@@ -258,8 +283,7 @@ void UnionIndex::gather(void* values) const {
     const uint64_t* selection = bitmap_.as<uint64_t>() + begin / 64;
     uint8_t* to = at(values, chunk.rank, width_);
     if (chunk.kept && (plain_zeros_ || !chunk.negative_zeros)) {
-      place(width_, kept_.as<uint8_t>() + kept_at(c), local() + begin / 64, words_for(length),
-            selection, to, chunk.size);
+      place(width_, kept_of(c), local() + begin / 64, words_for(length), selection, to, chunk.size);
     } else {
       pack(width_, at(gradient_, begin, width_), length, selection, to, chunk.size);
       if (plain_zeros_ && chunk.negative_zeros)

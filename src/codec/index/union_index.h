@@ -13,6 +13,7 @@
 #include "base/bits.h"
 #include "base/buffer.h"
 #include "codec/index/bloom.h"
+#include "codec/index/sparse.h"
 #include "codec/index/two_level.h"
 
 namespace addend::index {
@@ -34,11 +35,17 @@ class UnionIndex {
  public:
   /// `gradient` must stay unchanged until gather, or until scatter if that gets another one.
   void start(uint32_t width, const void* gradient, uint64_t count);
+  /// The same for a gradient that was scanned by the caller.
+  void start(uint32_t width, const Sparse& gradient, uint64_t count);
+  /// Such a gradient, element by element. REQUIRES: started with one.
+  void write_gradient(void* to) const;
 
   Status scan();
   /// Of this worker, once scanned.
   uint64_t nonzeros() const { return nonzeros_; }
-  const uint64_t* local() const { return local_.as<uint64_t>(); }
+  const uint64_t* local() const {
+    return given_.bitmap != nullptr ? given_.bitmap : local_.as<uint64_t>();
+  }
   /// Their values in order. REQUIRES: as gather.
   void gather_local(void* values) const;
 
@@ -114,11 +121,14 @@ class UnionIndex {
   void for_each(const Body& body) const;
   uint64_t kept_room() const;
   uint64_t kept_at(uint64_t chunk) const;
+  const uint8_t* kept_of(uint64_t chunk) const;
+  void count_local();
   void count_chunks();
 
   uint32_t width_ = 4;
   uint64_t count_ = 0;
   const void* gradient_ = nullptr;
+  Sparse given_;  // what the caller scanned
   bool scanned_ = false;
   bool two_levels_ = false;
   bool plain_zeros_ = false;  // -0.0s travel as +0.0
@@ -126,7 +136,7 @@ class UnionIndex {
   bool negative_zeros_ = false;  // or others, where the union is not
   uint64_t nonzeros_ = 0;
   uint64_t size_ = 0;
-  Buffer local_;   // bitmap of this worker
+  Buffer local_;   // bitmap of this worker, where it scanned
   Buffer kept_;    // its non-zeros, in chunks where they are few
   Buffer bitmap_;  // plane: bitmap, then the union
   Buffer filter_;  // plane: Bloom filter

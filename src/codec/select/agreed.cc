@@ -27,18 +27,22 @@ class AgreedSelect final : public SelectCodec {
     total_ = 0;
     for (const Part& part : parts_)
       total_ += kept_of(part);
-    ADDEND_TRY(set_up(total_));
+    Layout values = layout();
+    values.segments.clear();
+    values.count = total_;
+    Result<std::unique_ptr<Codec>> carrier = create_codec(options_.carrier, values);
+    ADDEND_TRY(carrier);
+    carrier_ = std::move(*carrier);
+    ADDEND_TRY(set_up());
     index_.start(4, nullptr, layout().count);
     ADDEND_TRY(index_.reserve_bitmap());
     ADDEND_TRY(own_.reserve(leads_in_turn() ? words() * 8 : 0));
-    const DType dtype = layout().dtype;
-    if (dtype != DType::kF32) ADDEND_TRY(wide_.reserve(total_ * 4 + Buffer::kSlack));
-    return values_.reserve(total_ * dtype_bytes(dtype) + Buffer::kSlack);
+    return values_.reserve(total_ * dtype_bytes(layout().dtype) + Buffer::kSlack);
   }
 
   uint64_t memory_bytes() const override {
-    return SelectCodec::memory_bytes() + index_.memory_bytes() + own_.capacity() +
-           wide_.capacity() + values_.capacity();
+    return SelectCodec::memory_bytes() + carrier_->memory_bytes() + index_.memory_bytes() +
+           own_.capacity() + values_.capacity();
   }
 
  private:
@@ -49,36 +53,44 @@ class AgreedSelect final : public SelectCodec {
     if (layout().count == 0) return false;
     if (!selected_) {
       selected_ = told_ = true;
+      carrier_->cancel();  // a step that was given up has left it where it was
       std::memset(index_.bitmap(), 0, words() * 8);
       index_.start(dtype_bytes(layout().dtype), nullptr, layout().count);
+      chosen_.start(index_.bitmap());
       for (Part& part : parts_)
-        ADDEND_TRY(choose(part));
+        choose(part);
       if (leads_in_turn()) return open_index(round);
       ADDEND_TRY(begin_values());
     } else if (told_ && leads_in_turn()) {
       ADDEND_TRY(check_index());
+      for (Part& part : parts_) {
+        if (!leads()) extract(part);
+      }
       ADDEND_TRY(begin_values());
     }
     told_ = false;
     return carrier_->next_round(round);
   }
 
-  Status choose(Part& part) {
-    const bool leads = leads_in_turn() && leader() == layout().worker;
-    ADDEND_TRY(add_up(part, leads ? &histogram_ : nullptr));
-    if (part.begin == part.end) return {};
-    if (leads) {
-      keep_exactly(part);
-    } else if (!leads_in_turn()) {
+  bool leads() const { return leads_in_turn() && leader() == layout().worker; }
+
+  void choose(Part& part) {
+    if (part.count() == 0) return;
+    if (!leads_in_turn()) {
       keep_drawn(part.begin, part.end, kept_of(part), draw_of(part), index_.bitmap());
+      return add_up_and_extract(part);
     }
-    return {};
+    if (!leads()) return add_up(part, nullptr);
+    if (take_above_last_cut(part)) return;
+    add_up(part, &histogram_);
+    keep_exactly(part);
+    extract(part);
   }
 
   // The number of positions is everybody's, so zeros fill it up, and what is not finite has no
   // place beyond it.
   void keep_exactly(const Part& part) {
-    const Field field = field_of(part, index_.bitmap());
+    const Field field = field_of(part);
     const uint64_t wanted = kept_of(part);
     uint64_t kept = keep_largest(field, histogram_, wanted);
     for (uint64_t i = part.begin; kept < wanted; ++i) {
@@ -100,9 +112,8 @@ class AgreedSelect final : public SelectCodec {
 
   Status check_index() {
     index_.close_bitmap();
-    const bool leads = leader() == layout().worker;
     if (index_.size() == total_ &&
-        (!leads || std::memcmp(own_.as<void>(), index_.bitmap(), words() * 8) == 0)) {
+        (!leads() || std::memcmp(own_.as<void>(), index_.bitmap(), words() * 8) == 0)) {
       return {};
     }
     return make_error(Errc::kUndecodable, "the index of worker " + std::to_string(leader()) +
@@ -113,26 +124,31 @@ class AgreedSelect final : public SelectCodec {
 
   Status begin_values() {
     if (!leads_in_turn()) index_.close_bitmap();
-    const bool wide = layout().dtype == DType::kF32;
-    auto* values = wide ? values_.as<float>() : wide_.as<float>();
-    index_.gather_floats(sums_.as<float>(), values);
-    sample_energy(index_.bitmap());
+    round_chosen(true);
+    const uint64_t width = dtype_bytes(layout().dtype);
+    auto* to = values_.as<uint8_t>();
+    for (uint64_t chunk = 0; chunk < chosen_.counts().size(); ++chunk) {
+      const uint64_t bytes = chosen_.counts()[chunk] * width;
+      std::memcpy(to, chosen_.values(chunk), bytes);
+      to += bytes;
+    }
     draft().local_nonzeros = draft().union_nonzeros = total_;
-    spoil(values);
-    for (uint64_t i = 0; !wide && i < total_; ++i)
-      store_float(layout().dtype, values_.as<void>(), i, sent(values[i]));
+    spoil();
     return carrier_->begin_in_place(values_.as<void>());
   }
 
   // What is not finite must be seen by everybody, also where it does not travel.
-  void spoil(float* values) const {
+  void spoil() {
+    uint64_t first = 0;
     for (const Part& part : parts_) {
-      const uint64_t kept = kept_of(part);
       bool hidden = false;
       for (uint64_t i = part.begin; !part.finite && i < part.end; ++i)
-        hidden |= !std::isfinite(sums_.as<float>()[i]) && !test_bit(index_.bitmap(), i);
-      if (hidden) values[0] = std::numeric_limits<float>::quiet_NaN();
-      values += kept;
+        hidden |= !std::isfinite(sums_.as<float>()[i]);
+      if (hidden) {
+        store_float(layout().dtype, values_.as<void>(), first,
+                    std::numeric_limits<float>::quiet_NaN());
+      }
+      first += kept_of(part);
     }
   }
 
@@ -141,7 +157,7 @@ class AgreedSelect final : public SelectCodec {
       ADDEND_TRY(carrier_->finish(values_.as<void>()));
       index_.scatter(values_.as<void>(), gradient);
     }
-    settle(index_.bitmap());
+    settle();
     return {};
   }
 
@@ -149,9 +165,9 @@ class AgreedSelect final : public SelectCodec {
   bool told_ = false;   // positions are under way
   Histogram histogram_;
   index::UnionIndex index_;
+  std::unique_ptr<Codec> carrier_;
   Buffer own_;     // bitmap: what this worker told as the leader
-  Buffer wide_;    // float: what travels, side by side; f32 is gathered where it travels
-  Buffer values_;  // elements of the layout's type: the same
+  Buffer values_;  // elements of the layout's type: what travels, side by side
 };
 
 }  // namespace

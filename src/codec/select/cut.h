@@ -13,9 +13,9 @@ namespace addend::select {
 /// Memory of one selection after the other.
 struct Scratch {
   std::vector<uint64_t> positions;
-  std::vector<uint32_t> bits, sorted;
+  std::vector<uint32_t> bits, sorted, counts;
   uint64_t memory_bytes() const {
-    return positions.capacity() * 8 + (bits.capacity() + sorted.capacity()) * 4;
+    return positions.capacity() * 8 + (bits.capacity() + sorted.capacity() + counts.capacity()) * 4;
   }
 };
 

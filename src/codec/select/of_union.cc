@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Selectors by which each worker chooses for itself: what it chose is a sparse gradient, and the
-// union of all of them travels as exact sends it.
-#include <cmath>
+// Selectors by which each worker chooses for itself: what it chose are the non-zeros of a gradient,
+// and the union of all of them travels as exact sends it.
 #include <cstring>
 
 #include "base/bits.h"
+#include "codec/exact/exact.h"
+#include "codec/exact/options.h"
 #include "codec/select/agreed.h"
 #include "codec/select/select.h"
-#include "wire/element.h"
 
 namespace addend::select {
 namespace {
@@ -17,18 +17,15 @@ class UnionSelect final : public SelectCodec {
   using SelectCodec::SelectCodec;
 
   Status make() {
-    const uint64_t bytes = layout().count * dtype_bytes(layout().dtype);
-    ADDEND_TRY(set_up(layout().count));
-    ADDEND_TRY(kept_.reserve(words() * 8));
-    ADDEND_TRY(masked_.reserve(bytes));
-    if (bytes == 0) return {};
-    std::memset(kept_.as<void>(), 0, words() * 8);
-    std::memset(masked_.as<void>(), 0, bytes);
-    return {};
+    const Result<exact::Options> carried = exact::read_options(options_.carrier);
+    ADDEND_TRY(carried);
+    carrier_ = std::make_unique<exact::ExactCodec>(layout(), *carried);
+    ADDEND_TRY(set_up());
+    return kept_.reserve(words() * 8);
   }
 
   uint64_t memory_bytes() const override {
-    return SelectCodec::memory_bytes() + kept_.capacity() + masked_.capacity();
+    return SelectCodec::memory_bytes() + carrier_->memory_bytes() + kept_.capacity();
   }
 
  private:
@@ -37,8 +34,9 @@ class UnionSelect final : public SelectCodec {
   Result<bool> do_round(Round& round) override {
     if (layout().count == 0) return false;
     if (!selected_) {
-      ADDEND_TRY(select());
-      ADDEND_TRY(carrier_->begin(masked_.as<void>()));
+      carrier_->cancel();  // a step that was given up has left it where it was
+      select();
+      ADDEND_TRY(carrier_->begin_sparse(chosen_.sparse()));
       selected_ = true;
     }
     return carrier_->next_round(round);
@@ -54,65 +52,47 @@ class UnionSelect final : public SelectCodec {
       draft().escaped_values = carried.escaped_values;
       draft().fallback = carried.fallback;
     }
-    settle(kept_.as<uint64_t>());
+    settle();
     return {};
   }
 
-  Status select() {
-    write_kept([](uint64_t) { return 0.0f; });  // what the last step left there
+  bool counts() const {
+    return options_.selector == Selector::kTopk || options_.selector == Selector::kThreshold;
+  }
+
+  void select() {
     std::memset(kept_.as<void>(), 0, words() * 8);
-    const bool counts =
-        options_.selector == Selector::kTopk || options_.selector == Selector::kThreshold;
-    all_.clear();
-    uint64_t kept = 0;
+    chosen_.start(kept_.as<uint64_t>());
     for (Part& part : parts_) {
-      ADDEND_TRY(add_up(part, counts ? &counted_ : nullptr));
-      if (part.end > part.begin) kept += keep(part);
-      if (counts) all_.add(counted_);
+      if (part.count() == 0 || (counts() && take_above_last_cut(part))) continue;
+      add_up(part, counts() ? &counted_ : nullptr);
+      keep(part);
+      extract(part);
     }
-    double energy = 0;
-    write_kept([&](uint64_t i) {
-      const float element = sums_.as<float>()[i];
-      if (std::isfinite(element))
-        energy += static_cast<double>(element) * static_cast<double>(element);
-      return sent(element);
-    });
-    draft().local_nonzeros = kept;
-    if (counts) {
-      report_energy(all_.energy(), energy);
-    } else {
-      sample_energy(kept_.as<uint64_t>());
-    }
-    return {};
+    round_chosen(false);
+    draft().local_nonzeros = chosen_.size();
   }
 
-  uint64_t keep(const Part& part) {
-    const Field field = field_of(part, kept_.as<uint64_t>());
+  void keep(const Part& part) {
+    const Field field = field_of(part);
     switch (options_.selector) {
       case Selector::kThreshold:
-        return keep_above(field, counted_, kept_of(part));
+        keep_above(field, counted_, kept_of(part));
+        break;
       case Selector::kDgc:
-        return keep_sampled(field, kept_of(part), draw_of(part));
+        keep_sampled(field, kept_of(part), draw_of(part));
+        break;
       case Selector::kRedsync:
-        return keep_bisected(field, kept_of(part));
+        keep_bisected(field, kept_of(part));
+        break;
       default:
-        return keep_largest(field, counted_, kept_of(part));
+        keep_largest(field, counted_, kept_of(part));
     }
   }
 
-  template <typename Value>
-  void write_kept(const Value& value) {
-    const auto* kept = kept_.as<uint64_t>();
-    for (uint64_t w = 0; w < words(); ++w) {
-      for_each_bit(kept[w], w * 64, [&](uint64_t i) {
-        store_float(layout().dtype, masked_.as<void>(), i, value(i));
-      });
-    }
-  }
-
-  Histogram counted_, all_;  // of a part, of all
-  Buffer kept_;              // bitmap: what was selected
-  Buffer masked_;            // elements of the layout's type, zero where nothing was selected
+  std::unique_ptr<exact::ExactCodec> carrier_;
+  Histogram counted_;  // of a part
+  Buffer kept_;        // bitmap: what was selected
 };
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include "base/bits.h"
 #include "base/chunks.h"
+#include "codec/index/kernels.h"
 #include "codec/select/mark.h"
 #include "wire/element.h"
 
@@ -18,9 +19,6 @@ namespace {
 
 // Elements that a thread takes at once: clearing and adding up a histogram must not count.
 constexpr uint64_t kAtOnce = uint64_t{1} << 18;
-// One stretch in so many is sampled for the report, another one each step.
-constexpr uint64_t kStretch = 2048;
-constexpr uint64_t kSampleEvery = 64;
 
 float largest_of(DType dtype) {
   if (dtype == DType::kF32) return std::numeric_limits<float>::max();
@@ -41,16 +39,11 @@ SelectCodec::SelectCodec(const Layout& layout, const Options& options)
   }
 }
 
-Status SelectCodec::set_up(uint64_t carried) {
-  Layout layout = this->layout();
-  if (carried != layout.count) layout.segments.clear();
-  layout.count = carried;
-  Result<std::unique_ptr<Codec>> carrier = create_codec(options_.carrier, layout);
-  ADDEND_TRY(carrier);
-  carrier_ = std::move(*carrier);
-  const uint64_t count = this->layout().count;
+Status SelectCodec::set_up() {
+  const uint64_t count = layout().count;
   ADDEND_TRY(residual_.reserve(Feedback::kFloat, count, 0));
   ADDEND_TRY(sums_.reserve(count * 4));
+  ADDEND_TRY(chosen_.reserve(count));
   if (!has_velocity()) return {};
   ADDEND_TRY(velocity_.reserve(count * 4));
   ADDEND_TRY(next_velocity_.reserve(count * 4));
@@ -59,7 +52,7 @@ Status SelectCodec::set_up(uint64_t carried) {
 }
 
 uint64_t SelectCodec::memory_bytes() const {
-  uint64_t bytes = residual_.memory_bytes() + carrier_->memory_bytes() +
+  uint64_t bytes = residual_.memory_bytes() + chosen_.memory_bytes() +
                    by_thread_.capacity() * sizeof(Histogram) + scratch_.memory_bytes();
   for (const Buffer* buffer : {&sums_, &velocity_, &next_velocity_})
     bytes += buffer->capacity();
@@ -121,11 +114,9 @@ Status SelectCodec::multiply_residual(double factor) {
 
 // ---- a step
 
-// A step that was given up has left its carrier where it was.
 Status SelectCodec::do_begin(const void* gradient) {
   gradient_ = gradient;
   selected_ = false;
-  carrier_->cancel();
   draft().mode = next_mode();
   return {};
 }
@@ -136,7 +127,9 @@ Addends SelectCodec::addends(uint64_t begin) {
           residual_.values() + begin};
 }
 
-Status SelectCodec::add_up(Part& part, Histogram* histogram) {
+bool SelectCodec::streams() const { return layout().count * 4 >= index::kStreamBytes; }
+
+void SelectCodec::add_up(Part& part, Histogram* histogram) {
   part.finite = true;
   if (has_velocity()) {
     accelerate(part);
@@ -152,7 +145,6 @@ Status SelectCodec::add_up(Part& part, Histogram* histogram) {
     });
     part.finite = finite;
   }
-  return {};
 }
 
 void SelectCodec::count_part(const Part& part, Histogram& histogram) {
@@ -201,8 +193,8 @@ void SelectCodec::accelerate(Part& part) {
   part.finite = finite;
 }
 
-Field SelectCodec::field_of(const Part& part, uint64_t* kept) {
-  return {sums_.as<float>(), part.begin, part.end, kept, &scratch_};
+Field SelectCodec::field_of(const Part& part) {
+  return {sums_.as<float>(), part.begin, part.end, chosen_.bitmap(), &scratch_};
 }
 
 float SelectCodec::sent(float element) const {
@@ -215,36 +207,8 @@ float SelectCodec::sent(float element) const {
                                                        : rounded;
 }
 
-void SelectCodec::report_energy(double all, double travels) {
-  draft().sampled_energy = all;
-  draft().sampled_error = std::max(all - travels, 0.0);
-}
-
-void SelectCodec::sample_energy(const uint64_t* kept) {
-  const uint64_t stretches = ceil_div(layout().count, kStretch);
-  const uint64_t every = std::min(kSampleEvery, stretches);
-  double all = 0, travels = 0;
-  for (uint64_t s = step_ % every; s < stretches; s += every) {
-    const uint64_t end = std::min((s + 1) * kStretch, layout().count);
-    for (uint64_t i = s * kStretch; i < end; ++i) {
-      const double energy = square(sums_.as<float>()[i]);
-      if (!std::isfinite(energy)) continue;
-      all += energy;
-      travels += test_bit(kept, i) ? energy : 0;
-    }
-  }
-  report_energy(all, travels);
-}
-
-void SelectCodec::settle(const uint64_t* kept) {
+void SelectCodec::settle() {
   auto* sums = sums_.as<float>();
-  for (uint64_t w = 0; w < words(); ++w) {
-    for_each_bit(kept[w], w * 64, [&](uint64_t i) {
-      const float left = sums[i] - sent(sums[i]);
-      sums[i] = std::isfinite(left) ? left : 0.0f;
-      if (has_velocity()) next_velocity_.as<float>()[i] = 0;
-    });
-  }
   for (const Part& part : parts_) {
     for (uint64_t i = part.begin; !part.finite && i < part.end; ++i) {
       if (!std::isfinite(sums[i])) sums[i] = 0;

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Codecs that let some elements travel and keep the others for later steps: topk, threshold, dgc,
-// redsync, random, leader. What is selected is carried by another codec: a gradient that is zero
-// elsewhere by exact, or, where all workers have the same positions, values side by side by dense.
+// redsync, random, leader. What is selected is carried by another codec: as the non-zeros of a
+// gradient by exact, or, where all workers have the same positions, values side by side by dense.
 // docs/formats/select.md.
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "addend/codec.h"
 #include "base/buffer.h"
 #include "codec/feedback.h"
 #include "codec/readable_residual.h"
+#include "codec/select/chosen.h"
 #include "codec/select/cut.h"
 #include "codec/select/options.h"
 
@@ -34,10 +36,13 @@ class SelectCodec : public FeedbackCodec, public ReadableResidual {
   struct Part {
     uint64_t id = 0, begin = 0, end = 0;
     bool finite = true;  ///< in this step
+    /// Where the last step cut, bits of a magnitude, and by how much less the next one may: what is
+    /// larger is looked at, so that one pass does. No result depends on it. 0: nothing is known.
+    uint32_t cut = 0, margin = 0;
+    uint64_t count() const { return end - begin; }
   };
 
-  /// Makes the codec that carries what is selected, for so many elements.
-  Status set_up(uint64_t carried);
+  Status set_up();
 
   uint64_t words() const;
   /// How many elements of a part travel in this step, exactly or about.
@@ -47,24 +52,32 @@ class SelectCodec : public FeedbackCodec, public ReadableResidual {
 
   /// sums_ = gradient + residual of a part (of dgc: the velocity that this makes, too), counted if
   /// there is a histogram to count in.
-  Status add_up(Part& part, Histogram* histogram);
-  Field field_of(const Part& part, uint64_t* kept);
+  void add_up(Part& part, Histogram* histogram);
+  Field field_of(const Part& part);
+  /// Moves what the bitmap marks of a part from sums_ to chosen_.
+  void extract(Part& part);
+  /// The same in the pass that adds up.
+  void add_up_and_extract(Part& part);
+  /// All of that for the largest elements or those above the threshold: adds up, marks and
+  /// extracts in one pass, if the last step's cut tells where to look. If not, false, and nothing
+  /// of the part is marked.
+  bool take_above_last_cut(Part& part);
   /// What travels of an element: the nearest finite number of the layout's type, where it is
   /// finite.
   float sent(float element) const;
+  /// Everything is extracted: elements become those of the layout's type, what that loses is left
+  /// in sums_, and the report has energies. `zeros`: elements that round to zero travel, too.
+  void round_chosen(bool zeros);
 
-  /// The report of what was selected: its energy of all, known, or of a sample.
-  void report_energy(double all, double travels);
-  void sample_energy(const uint64_t* kept);
   /// The step succeeded: what was not sent is owed from now on.
-  void settle(const uint64_t* kept);
+  void settle();
 
   const Options options_;
   std::vector<Part> parts_;
-  std::unique_ptr<Codec> carrier_;
   const void* gradient_ = nullptr;
   bool selected_ = false;
-  Buffer sums_;  // float: gradient and residual; what is owed, once the step is done
+  Buffer sums_;  // float: gradient and residual, then without what travels: owed, once it is done
+  Chosen chosen_;
 
  private:
   uint64_t base_fingerprint() const final;
@@ -78,10 +91,14 @@ class SelectCodec : public FeedbackCodec, public ReadableResidual {
   Status do_begin(const void* gradient) final;
 
   bool has_velocity() const { return options_.selector == Selector::kDgc; }
-  Addends addends(uint64_t begin);
+  Addends addends(uint64_t begin = 0);
+  bool streams() const;
   void count_part(const Part& part, Histogram& histogram);
   void accelerate(Part& part);
   float clipping(const Part& part) const;
+  void learn_cut(Part& part, std::span<const Stretch> kept, uint64_t candidates);
+  void round_chunk(uint64_t chunk, bool zeros);
+  void report_energy();
 
   std::vector<Histogram> by_thread_;
   Scratch scratch_;
