@@ -163,7 +163,12 @@ class Bars:
         return outputs
 
     def perf_seconds(
-        self, codecs: list[str], size: int, piece: int, reducer: Callable[[int], list[object]]
+        self,
+        codecs: list[str],
+        size: int,
+        piece: int,
+        reducer: Callable[[int], list[object]],
+        density: float = DENSITY,
     ) -> dict[str, float]:
         """By codec. Density is that of the union: the workers' non-zeros are at the same places."""
 
@@ -175,7 +180,7 @@ class Bars:
                 worker,
                 *reducer(worker),
                 *shlex.split(
-                    f"-b {size} -e {size} -w 1 -n 9 --density {DENSITY} --overlap full "
+                    f"-b {size} -e {size} -w 1 -n 9 --density {density} --overlap full "
                     f"--values integers --gbit {self.gbit} --piece {piece} --json"
                 ),
                 *(word for codec in codecs for word in ("-c", codec)),
@@ -202,10 +207,12 @@ class Bars:
             ],
         )[codec]
 
-    def mesh_seconds(self, codecs: list[str], piece: int) -> dict[str, float]:
+    def mesh_seconds(
+        self, codecs: list[str], piece: int, density: float = DENSITY
+    ) -> dict[str, float]:
         peers = ",".join(f"10.77.{worker}.2:7601" for worker in range(WORLD))
         return self.perf_seconds(
-            codecs, SIZE, piece, lambda worker: ["--reducer", "mesh", "--peers", peers]
+            codecs, SIZE, piece, lambda worker: ["--reducer", "mesh", "--peers", peers], density
         )
 
     def script_seconds(self, python: str, text: str, *options: object) -> list[float]:
