@@ -132,12 +132,12 @@ BlockScan scan_blocks(const uint64_t* nonzeros, uint64_t count, uint64_t block, 
   std::fill_n(live, words_for(blocks), 0);
   std::fill_n(partial, words_for(blocks), 0);
   for (uint64_t b = 0; b < blocks; ++b) {
-    const uint64_t begin = b * block, end = std::min(begin + block, count);
+    const uint64_t begin = b * block, length = std::min(block, count - begin);
     const uint64_t here = block == 64 ? static_cast<uint64_t>(std::popcount(nonzeros[b]))
-                                      : popcount_range(nonzeros, begin, end);
+                                      : popcount_range(nonzeros, begin, begin + length);
     found.nonzeros += here;
     live[b / 64] |= uint64_t{here > 0} << b % 64;
-    partial[b / 64] |= uint64_t{here > 0 && here < end - begin} << b % 64;
+    partial[b / 64] |= uint64_t{here > 0 && here < length} << b % 64;
   }
   return found;
 }

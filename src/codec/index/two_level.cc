@@ -52,16 +52,27 @@ struct TwoLevelIndex::Piece {
   uint64_t bit;
 };
 
+// Live blocks of a word of the block bitmaps, without bits past the end.
+uint64_t TwoLevelIndex::live_of(uint64_t word) const {
+  return live_.as<uint64_t>()[word] & low_mask(std::min<uint64_t>(64, blocks_ - word * 64));
+}
+
+// How many elements these blocks of a word have: the last of all may be shorter.
+uint64_t TwoLevelIndex::elements_of(uint64_t word, uint64_t blocks) const {
+  const uint64_t all = static_cast<uint64_t>(std::popcount(blocks)) * block_;
+  const uint64_t last = blocks_ - 1;
+  const bool has_last = word == last / 64 && (blocks >> last % 64 & 1) != 0;
+  return has_last ? all - (blocks_ * block_ - count_) : all;
+}
+
 // A partial bit without its live bit cannot come from an honest peer and is ignored. Runs end at
 // word boundaries of the block bitmaps.
 template <typename Visit>
 void TwoLevelIndex::for_each_run(const Chunk& chunk, Visit&& visit) const {
   uint64_t bit = chunk.bit;
   for (uint64_t w = chunk.first; w < chunk.end; ++w) {
-    const uint64_t valid = low_mask(std::min<uint64_t>(64, blocks_ - w * 64));
-    const uint64_t live = live_.as<uint64_t>()[w] & valid;
     const uint64_t partial = partial_.as<uint64_t>()[w];
-    for (uint64_t left = live; left != 0;) {
+    for (uint64_t left = live_of(w); left != 0;) {
       const auto first = static_cast<uint64_t>(std::countr_zero(left));
       const bool is_partial = (partial >> first & 1) != 0;
       const uint64_t alike = left & (is_partial ? partial : ~partial);
@@ -135,10 +146,11 @@ Status TwoLevelIndex::set_elements(const Elements& of) {
   element_bits_ = live_blocks_ = 0;
   for (Chunk& chunk : chunks_) {
     chunk.bit = element_bits_;
-    for_each_run(chunk, [&](const Run& run) {
-      live_blocks_ += ceil_div(run.length, block_);
-      element_bits_ += run.is_partial ? run.length : 0;
-    });
+    for (uint64_t w = chunk.first; w < chunk.end; ++w) {
+      const uint64_t live = live_of(w);
+      live_blocks_ += static_cast<uint64_t>(std::popcount(live));
+      element_bits_ += elements_of(w, live & partial_.as<uint64_t>()[w]);
+    }
     chunk.bits = element_bits_ - chunk.bit;
   }
   if (element_bits_ == 0) return {};
@@ -147,6 +159,7 @@ Status TwoLevelIndex::set_elements(const Elements& of) {
   ADDEND_TRY(local_elements_.reserve(bytes));
   std::memset(elements_.as<void>(), 0, bytes);
   for_each([&](const Chunk& chunk) {
+    if (of.bitmap != nullptr && block_ == 64) return copy_words(chunk, of.bitmap);
     for_each_run(chunk, [&](const Run& run) {
       if (!run.is_partial) return;
       for_each_piece_of(run, [&](const Piece& piece) {
@@ -165,6 +178,15 @@ Status TwoLevelIndex::set_elements(const Elements& of) {
   });
   std::memcpy(local_elements_.as<void>(), elements_.as<void>(), bytes);
   return {};
+}
+
+// Blocks of 64 elements are words of both bitmaps.
+void TwoLevelIndex::copy_words(const Chunk& chunk, const uint64_t* bitmap) {
+  uint64_t* to = elements_.as<uint64_t>() + chunk.bit / 64;
+  for (uint64_t w = chunk.first; w < chunk.end; ++w) {
+    for_each_bit(live_of(w) & partial_.as<uint64_t>()[w], w * 64,
+                 [&](uint64_t block) { *to++ = bitmap[block]; });
+  }
 }
 
 // Bits of two chunks may share a word: the first and the last of a chunk are written atomically.
@@ -193,7 +215,8 @@ uint64_t TwoLevelIndex::count_union() {
     elements[words_for(element_bits_) - 1] &= low_mask(element_bits_ % 64);
   for_each([&](Chunk& chunk) {
     chunk.size = popcount_range(elements, chunk.bit, chunk.bit + chunk.bits);
-    for_each_run(chunk, [&](const Run& run) { chunk.size += run.is_partial ? 0 : run.length; });
+    for (uint64_t w = chunk.first; w < chunk.end; ++w)
+      chunk.size += elements_of(w, live_of(w) & ~partial_.as<uint64_t>()[w]);
   });
   uint64_t total = 0;
   for (Chunk& chunk : chunks_) {
@@ -220,6 +243,17 @@ void TwoLevelIndex::write_union(uint64_t* bitmap) {
   for_each([&](const Chunk& chunk) {
     const uint64_t begin = begin_of(chunk);
     std::fill(bitmap + begin / 64, bitmap + words_for(end_of(chunk)), 0);
+    if (block_ == 64) {
+      const uint64_t* from = elements + chunk.bit / 64;
+      for (uint64_t w = chunk.first; w < chunk.end; ++w) {
+        const uint64_t partial = partial_.as<uint64_t>()[w];
+        for_each_bit(live_of(w), w * 64, [&](uint64_t block) {
+          const bool whole = (partial >> block % 64 & 1) == 0;
+          bitmap[block] = whole ? low_mask(std::min<uint64_t>(64, count_ - block * 64)) : *from++;
+        });
+      }
+      return;
+    }
     for_each_run(chunk, [&](const Run& run) {
       for_each_piece(run.begin, run.begin + run.length, [&](uint64_t i, uint64_t bits) {
         const uint64_t source = run.bit + (i - run.begin);

@@ -78,6 +78,8 @@ class TwoLevelIndex {
   };
   struct Run;
   struct Piece;
+  uint64_t live_of(uint64_t word) const;
+  uint64_t elements_of(uint64_t word, uint64_t blocks) const;
   template <typename Body>
   void for_each(const Body& body);
   template <typename Visit>
@@ -85,6 +87,7 @@ class TwoLevelIndex {
   template <typename Visit>
   void for_each_piece_of(const Run& run, Visit&& visit) const;
   void read_elements(const Piece& piece, uint64_t* words) const;
+  void copy_words(const Chunk& chunk, const uint64_t* bitmap);
   void write_elements(const Chunk& chunk, const Piece& piece, const uint64_t* words);
   uint64_t begin_of(const Chunk& chunk) const { return chunk.first * 64 * block_; }
   uint64_t end_of(const Chunk& chunk) const;

@@ -175,6 +175,34 @@ TEST(TwoLevelIndex, SendsBitsOfPartialBlocksOnly) {
   EXPECT_EQ(words[1], uint64_t{1} << 35);
 }
 
+// Whoever knows the non-zeros need not have a gradient: planes and union are the same.
+TEST(TwoLevelIndex, ABitmapOfNonZerosMakesTheSamePlanes) {
+  const auto words = [](const Plane& plane) {
+    const auto* data = static_cast<const uint64_t*>(plane.data);
+    return Bitmap(data, data + plane.lanes);
+  };
+  for (const uint64_t block : {1, 50, 64, 128, 300}) {
+    for (const uint64_t count : {1, 64, 4999, 300000}) {
+      const Bitmap bitmap = blocky(3 * block, count, block);
+      const auto gradient = gradient_of<uint32_t>(bitmap, count);
+      TwoLevelIndex expected, found;
+      ASSERT_TRUE(expected.set_blocks(4, {gradient.data()}, count, block));
+      ASSERT_TRUE(found.set_blocks(4, {nullptr, bitmap.data()}, count, block));
+      EXPECT_EQ(found.local().nonzeros, expected.local().nonzeros);
+      ASSERT_EQ(words(found.live_plane()), words(expected.live_plane())) << block << " " << count;
+      ASSERT_EQ(words(found.partial_plane()), words(expected.partial_plane())) << block;
+      ASSERT_TRUE(expected.set_elements({gradient.data()}));
+      ASSERT_TRUE(found.set_elements({nullptr, bitmap.data()}));
+      ASSERT_EQ(words(found.element_plane()), words(expected.element_plane())) << block;
+      EXPECT_EQ(found.live_blocks(), expected.live_blocks());
+      EXPECT_EQ(found.count_union(), popcount(bitmap));
+      Bitmap written(bitmap.size(), ~uint64_t{0});
+      found.write_union(written.data());
+      ASSERT_EQ(written, bitmap) << block << " " << count;
+    }
+  }
+}
+
 // A peer that breaks the rules must not make anyone write outside the bitmap.
 TEST(TwoLevelIndex, StaysInsideTheBitmapWhateverThePlanesHold) {
   for (uint64_t seed = 0; seed < 200; ++seed) {
