@@ -25,13 +25,6 @@ uint32_t fine_bin(uint32_t bits, uint32_t least) {
   return std::min((bits - least) >> kFineShift, kFineBins - 1);
 }
 
-uint64_t total_of(std::span<const Stretch> stretches) {
-  uint64_t total = 0;
-  for (const Stretch& stretch : stretches)
-    total += stretch.count;
-  return total;
-}
-
 template <typename Visit>
 void for_each_bits(std::span<const Stretch> stretches, const Visit& visit) {
   for (const Stretch& stretch : stretches) {
@@ -62,6 +55,13 @@ Cutoff cut_at(uint64_t wanted, Scratch& scratch) {
 }
 
 }  // namespace
+
+uint64_t total_of(std::span<const Stretch> stretches) {
+  uint64_t total = 0;
+  for (const Stretch& stretch : stretches)
+    total += stretch.count;
+  return total;
+}
 
 Status Chosen::reserve(uint64_t count) {
   const uint64_t chunks = ceil_div(count, kChunkElements);

@@ -22,6 +22,8 @@ struct Stretch {
   uint64_t count = 0;
 };
 
+uint64_t total_of(std::span<const Stretch> stretches);
+
 class Chosen {
  public:
   Status reserve(uint64_t count);

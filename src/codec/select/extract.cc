@@ -39,6 +39,12 @@ double energy_of(const float* x, uint64_t count) {
   return finite;
 }
 
+void clear_bits(uint64_t begin, uint64_t end, uint64_t* bitmap) {
+  for_each_piece(begin, end, [&](uint64_t at, uint64_t bits) {
+    bitmap[at / 64] &= ~(low_mask(bits) << at % 64);
+  });
+}
+
 }  // namespace
 
 bool SelectCodec::take_above_last_cut(Part& part) {
@@ -54,9 +60,8 @@ bool SelectCodec::take_above_last_cut(Part& part) {
                                 stretch.values, streams()});
   });
   const Candidates candidates{stretches, least, part.count()};
-  uint64_t nonfinite = 0, found = 0;
-  for (const Stretch& stretch : stretches)
-    found += stretch.count;
+  const uint64_t found = total_of(stretches);
+  uint64_t nonfinite = 0;
   const auto cutoff = by_bins ? cutoff_above(candidates, kept_of(part), scratch_, &nonfinite)
                               : cutoff_of_largest(candidates, kept_of(part), scratch_, &nonfinite);
   // A leader has told everybody how many there will be.
@@ -64,9 +69,7 @@ bool SelectCodec::take_above_last_cut(Part& part) {
                        (nonfinite <= kept_of(part) && found >= kept_of(part));
   if (!cutoff || !as_told) {
     part.margin = std::min(4 * part.margin, kMostMargin);
-    for_each_piece(part.begin, part.end, [&](uint64_t at, uint64_t bits) {
-      chosen_.bitmap()[at / 64] &= ~(low_mask(bits) << at % 64);
-    });
+    clear_bits(part.begin, part.end, chosen_.bitmap());
     return false;
   }
   part.finite = nonfinite == 0;
