@@ -131,7 +131,8 @@ typedef struct addend_layout {
    * matrix lies row by row. */
   const uint64_t* segment_rows;
   uint64_t network_gathers; /* 1: the reducer is a mesh, which sends own lanes only; a hint */
-  uint64_t network_narrows; /* 1: the reducer adds narrow sums, and quant may send some */
+  /* 1: the reducer adds narrow sums, and quant may send some; only if no worker is on a device */
+  uint64_t network_narrows;
 } addend_layout;
 
 #define ADDEND_DEVICE_CPU 0u

@@ -48,8 +48,9 @@ struct NetworkHint {
   double latency_us = 50;  ///< of one round, however small
   double gbit_per_s = 10;  ///< at which one worker's plane bytes travel
   bool gathers = false;    ///< lanes with bounds (Plane) travel from their owner alone: a mesh
-  /// Whoever adds has narrow sums: quant without `bits`, `carrier` and `down` then takes 8 bits
-  /// both ways where whole sums would take 16.
+  /// Whoever adds has narrow sums, and no worker is on a device, which has none: quant without
+  /// `bits`, `carrier`, `down` and `feedback` then takes 8 bits both ways where whole sums would
+  /// take 16.
   bool narrows = false;
 };
 

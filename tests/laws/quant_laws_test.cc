@@ -234,6 +234,29 @@ TEST(QuantLaw, StepsThatSwitchHowSumsComeBackAreThoseOfOneWay) {
   }
 }
 
+// Without rotation a state's residual is the gradient's elements.
+TEST(QuantLaw, WithFeedbackWhatASumLacksIsKeptAlsoWhereSumsMayBeNarrow) {
+  Layout layout = layout_of(18, 4096);
+  layout.network.narrows = true;
+  Lockstep workers("quant:feedback=float,rotate=none", layout);
+  std::vector<Bytes> gradients = standard_normal(layout, 3);
+  std::vector<double> lacks(layout.count, 0.0);
+  for (const Bytes& gradient : gradients) {
+    for (uint64_t i = 0; i < layout.count; ++i)
+      lacks[i] += static_cast<double>(read(DType::kF32, gradient, i));
+  }
+  ASSERT_TRUE(workers.step(gradients));
+  for (uint32_t w = 0; w < layout.world; ++w) {
+    Bytes kept = *workers.codec(w).save_state();
+    kept.erase(kept.begin(), kept.begin() + 16);
+    ASSERT_EQ(kept.size(), 4 * layout.count);
+    for (uint64_t i = 0; i < layout.count; ++i)
+      lacks[i] -= static_cast<double>(read(DType::kF32, kept, i));
+  }
+  for (uint64_t i = 0; i < layout.count; ++i)
+    ASSERT_NEAR(lacks[i], static_cast<double>(read(DType::kF32, gradients[0], i)), 1e-4) << i;
+}
+
 TEST(QuantLaw, FewerBitsTakeFewerBytesBothWays) {
   const Layout layout = layout_of(4, 1 << 16);
   const auto cost = [&](const std::string& spec) {

@@ -159,7 +159,6 @@ class Engine:
             latency_us=self.link.latency_us,
             gbit_per_s=self.link.gbit_per_s,
             gathers=self.way == "mesh",
-            narrows=self.way != "server",
             device="cuda" if there else "cpu",
             stream=side_stream(like.device).cuda_stream if there else 0,
             **named,

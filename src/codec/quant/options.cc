@@ -33,16 +33,17 @@ bool gives(const CodecSpec& spec, std::string_view key) {
 }
 
 // The most bits that cost no more than four: what fits the lane that four need. Where that is 16
-// bits wide, sums that are narrowed to eight cost half of it, if whoever adds can do that.
+// bits wide, sums that are narrowed to eight cost half of it, if whoever adds can do that. With
+// feedback they are whole: nobody would keep what narrowing loses.
 Status fill_lane(Options& options, const Layout& layout, const CodecSpec& spec) {
   const Result<Lane> lane = narrowest_lane((1u << options.bits) - 1, layout.world);
   ADDEND_TRY(lane);
   while (options.bits < kMaxBits &&
          layout.world * ((uint64_t{2} << options.bits) - 1) <= lane_limit(*lane))
     ++options.bits;
-  const bool open = !gives(spec, "down") && !gives(spec, "carrier");
-  if (open && *lane == Lane::kU16 && layout.network.narrows &&
-      layout.execution.device == Execution::Device::kCpu) {
+  const bool open =
+      !gives(spec, "down") && !gives(spec, "carrier") && options.feedback == Feedback::kNone;
+  if (open && *lane == Lane::kU16 && layout.network.narrows) {
     options.carrier = Carrier::kIndices;
     options.down = 8;
   }

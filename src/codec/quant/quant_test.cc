@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include "codec/quant/device_quant.h"
 #include "tests/support/quant_gradients.h"
 #include "tests/support/quant_workers.h"
 
@@ -109,9 +110,22 @@ TEST(QuantOptions, WithoutBitsSumsOfManyWorkersAreNarrowedWhereThatCanBe) {
   for (const char* spec : {"quant:bits=4", "quant:carrier=levels", "quant:down=full"})
     EXPECT_EQ(lane_of(spec, 18, narrows), Op::kSumU16) << spec << " says what it wants";
   EXPECT_EQ(lane_of("quant:carrier=indices", 18, narrows), Op::kTableSumU16);
+  for (const char* spec : {"quant:feedback=float", "quant:feedback=byte"})
+    EXPECT_EQ(lane_of(spec, 18, narrows), Op::kSumU16) << spec << " owns every rounding";
 }
 
-// How sums come back, and the carrier with that, may change under a residual, as bits do.
+// What travels does not depend on where one worker is, or workers would split.
+TEST(QuantOptions, ADeviceRefusesNarrowSumsByNameWhereverTheyComeFrom) {
+  Layout layout = quant_layout(18, 64);
+  layout.network.narrows = true;
+  layout.execution.device = Execution::Device::kCuda;
+  const auto codec = create_quant_on_device(*CodecSpec::parse("quant"), layout);
+  ASSERT_FALSE(codec);
+  EXPECT_EQ(codec.error().code, Errc::kUnsupported);
+  EXPECT_NE(codec.error().message.find("quant:down"), std::string::npos) << codec.error().message;
+}
+
+// Bits may change under a residual.
 TEST(QuantOptions, AResidualGoesOnWhereTheWorldGrowsBeyondALane) {
   Layout layout = quant_layout(17, 3000);
   layout.network.narrows = true;
