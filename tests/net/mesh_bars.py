@@ -19,7 +19,7 @@ from bars import PIECE, RING, Bars
 from network import why_not
 
 CODECS = {"dense": 1 / 1.05, "exact": 9, "quant:carrier=indices": 4.5}  # ring / mesh, at least
-SELECTORS = {"topk:density=0.01": 5, "random:density=0.01": 12}
+SELECTORS = {"topk:density=0.01": 4, "random:density=0.01": 10}
 
 
 def measure(bars: Bars, python: str, turns: int) -> dict[str, list[float]]:
