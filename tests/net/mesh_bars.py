@@ -24,7 +24,8 @@ SELECTORS = {"topk:density=0.01": 4, "random:density=0.01": 10}
 
 def measure(bars: Bars, python: str, turns: int) -> dict[str, list[float]]:
     """Seconds, by what was measured."""
-    found: dict[str, list[float]] = {name: [] for name in ("ring", "dense, whole", *CODECS, *SELECTORS)}
+    names = ("ring", "dense, whole", *CODECS, *SELECTORS)
+    found: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(turns):
         found["ring"] += bars.script_seconds(python, RING)
         found["dense, whole"].append(bars.mesh_seconds(["dense"], piece=0)["dense"])
