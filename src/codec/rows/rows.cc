@@ -64,8 +64,8 @@ RowSums::RowSums(const CodecSpec& spec, const RowLayout& layout, const Layout& b
 
 // The hint decides which way values go, so it must be the same, too.
 uint64_t RowSums::fingerprint() const {
-  return Fingerprint()
-      .add("rows")
+  Fingerprint print;
+  print.add("rows")
       .add(spec_.to_string())
       .add(static_cast<uint64_t>(rows_.element))
       .add(rows_.width)
@@ -74,8 +74,9 @@ uint64_t RowSums::fingerprint() const {
       .add(rows_.network.gbit_per_s)
       .add(most_)
       .add(union_)
-      .add(step_)
-      .value();
+      .add(step_);
+  if (rows_.network.narrows) print.add("narrows");
+  return print.value();
 }
 
 uint64_t RowSums::memory_bytes() const {

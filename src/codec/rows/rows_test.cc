@@ -93,6 +93,7 @@ TEST(RowCodec, FingerprintsTellPlansApart) {
   EXPECT_NE(changed([](RowLayout& l) { l.scale = 2; }), one);
   EXPECT_NE(changed([](RowLayout& l) { l.first_step = 2; }), one);
   EXPECT_NE(changed([](RowLayout& l) { l.network.latency_us = 2; }), one);
+  EXPECT_NE(changed([](RowLayout& l) { l.network.narrows = true; }), one);
 }
 
 TEST(RowCodec, RoomGrowsInSteps) {
