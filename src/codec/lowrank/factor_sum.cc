@@ -89,13 +89,14 @@ class QuantSum final : public FactorSum {
     codec_->cancel();  // a step of ours that was
     codec_->begin_at(step);
     factor_ = factor;
+    // Here: once the codec has finished, a step that fails would have changed its residual.
+    ADDEND_TRY(lost_.reserve(codec_->layout().count * 4));
     return codec_->begin(factor);
   }
   Result<bool> next_round(Round& round) override { return codec_->next_round(round); }
   Status finish() override { return codec_->finish(factor_); }
   Status take_losses(float* own) override {
     const uint64_t count = codec_->layout().count;
-    ADDEND_TRY(lost_.reserve(count * 4));
     ADDEND_TRY(codec_->take_residual(lost_.as<float>()));
     for (uint64_t i = 0; i < count; ++i)
       own[i] -= lost_.as<float>()[i];
