@@ -28,7 +28,8 @@ class Accordion final : public Controller {
     out.window = window_;
     out.steps = setup_.options.window;
     for (std::size_t b = 0; b < seen.buckets.size(); ++b) {
-      const bool critical = decayed || changed(b, seen.buckets[b]);
+      const bool moved = changed(b, seen.buckets[b]);  // which also keeps its norm
+      const bool critical = decayed || moved;
       out.plan.push_back(critical ? low_ : high_);
       out.why.push_back(decayed ? Reason::kRate : critical ? Reason::kWarmUp : Reason::kGain);
     }
@@ -46,7 +47,7 @@ class Accordion final : public Controller {
   bool changed(std::size_t b, const BucketSignals& seen) {
     const double now = std::isnan(seen.mean_energy) ? seen.energy : seen.mean_energy;
     const double before = std::exchange(energies_[b], window_ == 0 ? std::nan("") : now);
-    return !(now > kFallen * before && now < kRisen * before);
+    return now != before && !(now > kFallen * before && now < kRisen * before);
   }
 
   const Setup setup_;

@@ -42,11 +42,22 @@ TEST(Accordion, TakesTheLowerFactorWhenNormsChangeByHalf) {
   }
 }
 
+TEST(Accordion, ABucketWithoutGradientsIsNotCritical) {
+  SimulatedTraining training = job();
+  training.energy = 0;
+  ControlledRun run(training);
+  run.go(2);
+  EXPECT_EQ(run.go(1).plan, all(training, kTop40));
+  training.energy = 1;
+  EXPECT_EQ(run.go(1).plan, all(training, kTop10));
+}
+
 TEST(Accordion, TakesTheLowerFactorWhenTheLearningRateFalls) {
   SimulatedTraining training = job();
   ControlledRun run(training);
   run.go(4);
   training.learning_rate /= 1.1;
+  training.energy *= 4;
   EXPECT_EQ(run.go(1).plan, all(training, kTop10));
   EXPECT_EQ(run.next.why[0], Reason::kRate);
   EXPECT_EQ(run.go(1).plan, all(training, kTop40));
