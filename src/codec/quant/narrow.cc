@@ -89,15 +89,24 @@ void QuantCodec::fill_gaps(LanePlane& plane) {
   const uint32_t middle = (1u << (bits - 1)) - 1 + layout().worker % 2;
   auto* bytes = plane.data.as<uint8_t>();
   if (bits > 4) {
-    std::memset(bytes, static_cast<int>(codings_[0].table.levels[middle]), plane.data.capacity());
+    std::memset(bytes, static_cast<int>(codings_[0].table.levels[middle]), plane.lanes);
     return;
   }
-  // Eight indices, and as often as they fit: a group is a multiple of them.
+  // Eight indices, and as often as they fit: a group is a multiple of them. Every plane goes
+  // through here in every step: memset for what is the same in all bytes, and copies of what is
+  // there.
   uint32_t eight = 0;
   for (uint32_t i = 0; i < 8; ++i)
     eight |= middle << (i * bits);
-  for (uint64_t i = 0; i < plane.lanes / 8 * bits; ++i)
-    bytes[i] = static_cast<uint8_t>(eight >> (i % bits * 8));
+  const uint64_t size = plane.lanes / 8 * bits;
+  if (bits != 3) {
+    std::memset(bytes, static_cast<int>(eight & 255), size);
+    return;
+  }
+  for (uint64_t i = 0; i < std::min<uint64_t>(size, bits); ++i)
+    bytes[i] = static_cast<uint8_t>(eight >> (i * 8));
+  for (uint64_t done = bits; done < size; done *= 2)
+    std::memcpy(bytes + done, bytes, std::min(done, size - done));
 }
 
 // An adder's steps are not 0. Whatever else stands in a group is a sum.
