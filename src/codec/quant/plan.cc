@@ -9,8 +9,8 @@ namespace {
 // Signs must stay while a residual lives in rotated coordinates; every so often it is turned to new
 // ones, because coordinates that are clipped under one set of signs stay clipped while it lasts.
 constexpr uint64_t kFeedbackSignPeriod = 8;
-// What stands for bits that fill the lane in a segment's plan: they, and the carrier, change with
-// the world, and a residual does not.
+// What stands for bits that fill the lane in a segment's plan: they change with the world,
+// and a residual does not.
 constexpr uint64_t kLaneBits = 9;
 
 }  // namespace
