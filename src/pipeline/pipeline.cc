@@ -371,7 +371,7 @@ class ThreadedPipeline final : public Pipeline {
     if (status && bucket->status) status = bucket->set_missing(reducer_.missing());
     if (!status) bucket->status = blame(*bucket, status.error());
     const std::optional<Error> stopped = stop_reason();
-    if (stopped && !done) bucket->status = *stopped;
+    if (stopped) bucket->status = *stopped;  // a round that was cut short may look done
     if (!bucket->status) {
       if (bucket->is_under_way()) reducer_.abandon();
       const Error rest = stopped ? *stopped : behind(bucket->status.error());

@@ -2,6 +2,7 @@
 // Who does the work of a pipeline, and how it is stopped.
 #include <atomic>
 #include <csignal>
+#include <cstring>
 #include <future>
 #include <memory>
 #include <string>
@@ -271,6 +272,23 @@ TEST(Stop, EndsARunInItsThread) {
   end.pipeline->stop(kWhy);
   runner.join();
   EXPECT_EQ(end.gradient, gradient_of(0, 0, kCount));
+}
+
+// A backend that was cut off while it added may say that it is done, with anything in its planes.
+TEST(Stop, TakesNoSumOfARoundThatItCutShort) {
+  Pipeline* stopped = nullptr;
+  const auto reducer = *create_custom_reducer({1, 0, false}, [&](Round& round, Deadline) -> Status {
+    if (!round.last) return {};
+    std::memset(round.planes[0].data, 0x55, 1);
+    stopped->stop(kWhy);
+    return {};
+  });
+  const auto pipeline = *create_pipeline(*reducer, kPatient);
+  stopped = pipeline.get();
+  const auto codec = make_codec("dense", kCount, 1, 0, 0);
+  std::vector<float> gradient = gradient_of(0, 0, kCount);
+  expect_stopped(pipeline->wait(*pipeline->submit(*codec, gradient.data())));
+  EXPECT_EQ(gradient, gradient_of(0, 0, kCount));
 }
 
 TEST(Stop, TellsTheOtherWorkers) {

@@ -73,8 +73,9 @@ class CustomReducer final : public Reducer {
     const auto begin = Clock::now();
     while (true) {
       const int code = device.runtime->query_event(event);
-      if (code != cuda::RuntimeTable::kNotReady) return device.check(code, "adding planes");
+      // Kernels that were cut off by the engine's means end, too, and leave anything.
       if (interrupted_) return make_error(Errc::kUnavailable, "interrupted");
+      if (code != cuda::RuntimeTable::kNotReady) return device.check(code, "adding planes");
       const auto now = Clock::now();
       if (now >= deadline)
         return make_error(Errc::kTimeout, "the device did not add up planes in time");

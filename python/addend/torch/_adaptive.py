@@ -65,6 +65,7 @@ _CANDIDATES = (
     Candidate("lowrank:rank=4", BIASED, 2),
     *map(_topk, (10, 20, 40)),
 )
+_REMEMBERED = 10_000  # decisions
 _EVERY = 5  # steps between gravac's decisions: one settles, one looks, those between are timed
 
 
@@ -159,6 +160,8 @@ class Adaptive:
         self._policy = policy_of(options)
         if self._policy == "gravac" and "every=" not in options:
             options += f",every={_EVERY}"
+        if any(part in ("every=1", "every=2") for part in options.split(",")):
+            raise Unsupported("every= below 3: one step settles, one looks, none would be timed")
         self._options, self._engine, self._fixed = options, engine, fixed
         self._optimizer, self._seed = optimizer, seed
         self._residual = residual
@@ -168,7 +171,7 @@ class Adaptive:
         self._shapes: tuple[Shape, ...] = ()
         self._alone = alone()
         self._latest: Decision | None = None
-        self._history: list[dict[str, Any]] = []
+        self._history: collections.deque[dict[str, Any]] = collections.deque(maxlen=_REMEMBERED)
         self._switches = 0
         self._begin_window(0, self._controller.first_steps)
 
@@ -211,6 +214,9 @@ class Adaptive:
         now = time.perf_counter()
         self._begun[step] = now
         if shapes != self._shapes:  # nothing holds of other buckets
+            possible = not shapes or any(self._may_have(_topk(10), one) for one in shapes)
+            if self._policy != "auto" and not possible:
+                raise Unsupported(f"policy={self._policy} needs gradients of float32 on the host")
             self._shapes, self._latest = shapes, None
             self._controller = self._make_controller(shapes)
             self._begin_window(step, self._controller.first_steps)

@@ -108,7 +108,15 @@ def _from_rank_0(group: bool, find: Callable[[], Any]) -> Any:
 
 
 def _ask(command: str, job: dict[str, Any], arguments: Sequence[str]) -> tuple[str, str]:
-    """What the command printed, or else its complaint."""
+    """What the command printed, or else its complaint: ranks that wait for it get one or the
+    other."""
+    try:
+        return _run(command, job, arguments)
+    except OSError as error:
+        return "", str(error)
+
+
+def _run(command: str, job: dict[str, Any], arguments: Sequence[str]) -> tuple[str, str]:
     with tempfile.TemporaryDirectory(prefix="addend-advise-") as folder:
         path = Path(folder, "job.json")
         path.write_text(json.dumps(job), encoding="utf-8")

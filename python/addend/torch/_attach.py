@@ -91,10 +91,18 @@ def attach(
         if keeps_residual(specs.of(name)):
             raise InvalidArgument(f"{name}: feedback needs dense gradients, this one is sparse")
     device = next(model.module.parameters()).device
-    engine = start(
-        group, deadline, device, link, aggregator, threads, by_backend=only_the_hook(model)
-    )
+    if in_place is None:  # views are the gradients themselves, which must survive a failure
+        in_place = not getattr(model, "gradient_as_bucket_view", False)
+    said = f", {'in place' if in_place else 'not in place'}"  # which decides what goes in pieces
+    engine = start(group, deadline, device, link, aggregator, threads, said)
     try:
+        if engine.launches is not None and not only_the_hook(model):
+            raise Unsupported(
+                "planes go over the backend here (ADDEND_MESH=off, more than 64 ranks, or ranks"
+                " that cannot connect), and this model's backward pass launches collectives of its"
+                " own there (SyncBatchNorm, find_unused_parameters without static_graph, gradients"
+                " that no codec takes): ranks could wait for each other for good"
+            )
         if engine.repeats and sparse:
             raise Unsupported(f"{sparse[0]}: sparse gradients have no sums without late ranks")
         if engine.repeats and specs.adaptive:

@@ -531,11 +531,6 @@ def _close_apart(engine: Engine, why: str) -> None:
     threading.Thread(target=engine.close, args=(why,), name="addend-closing", daemon=True).start()
 
 
-def is_backend_taken() -> bool:
-    """Whether an engine of this process sends planes of a device over their backend."""
-    return any(engine.launches is not None and not engine.closed for engine in list(_open_engines))
-
-
 def close_orphans() -> None:
     """Ends engines whose group was destroyed while something still refers to its owner."""
     for engine in list(_open_engines):

@@ -87,7 +87,7 @@ class Handle:
         engine: Engine,
         *,
         seed: int,
-        in_place: Optional[bool],
+        in_place: bool,
         scaler: Optional[Any],
         optimizer: Optional[Any] = None,
         fixed: bool = False,
@@ -96,9 +96,7 @@ class Handle:
         self._specs, self._engine, self._scaler = specs, engine, scaler
         self._hook = hook_of(model)
         self._meter = Meter(self._engine.rank)
-        # With views, the bucket is the gradients themselves, which must survive a failure.
-        views = bool(getattr(model, "gradient_as_bucket_view", False))
-        self._in_place = (not views) if in_place is None else in_place
+        self._in_place = in_place
         self._names = names_of(model.module)
         self._sparse: dict[str, SparseSums] = {}
         self._adaptive: Optional[Adaptive] = None
@@ -249,7 +247,6 @@ class Handle:
     ) -> "torch.futures.Future[torch.Tensor]":
         if known.codecs is not None:
             known.codecs.skip_step()
-        scale = 1.0 / self._engine.world
         begin = time.perf_counter()
         nbytes = buffer.numel() * buffer.element_size()
         mode = "mode/dense" if known.codecs is not None else "fallback/dtype"
@@ -262,16 +259,21 @@ class Handle:
             self._bucket_done(place.step)
 
         future, promised = self._promise(buffer)
-        if scale == 1.0:  # one rank's gradients are sums already: its backend changes nothing
-            sums = buffer
-        elif self._in_place:
-            sums = buffer.mul_(scale)
-        else:
-            if known.sums is None:
-                known.sums = torch.empty_like(buffer)
-            sums = torch.mul(buffer, scale, out=known.sums)  # DDP copies it back when it is done
+        try:
+            sums = self._scaled(known, buffer, 1.0 / self._engine.world)
+        except RuntimeError as error:  # no memory, say: the others are not to wait for this rank
+            raise self._engine.fail(error, place) from error
         self._engine.leave(sums, place, done, future)
         return promised
+
+    def _scaled(self, known: Bucket, buffer: torch.Tensor, scale: float) -> torch.Tensor:
+        if scale == 1.0:  # one rank's gradients are sums already: its backend changes nothing
+            return buffer
+        if self._in_place:
+            return buffer.mul_(scale)
+        if known.sums is None:
+            known.sums = torch.empty_like(buffer)
+        return torch.mul(buffer, scale, out=known.sums)  # DDP copies it back when it is done
 
     def _sum_rows(
         self, place: Place, buffer: torch.Tensor, parameters: list[torch.Tensor]

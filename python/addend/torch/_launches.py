@@ -38,28 +38,29 @@ class Launches:
 
     def __init__(self, own: Sequence[Group]) -> None:
         self._own = own
-        self._seen = 0
+        self._seen: dict[Group, int] = {}
 
     def begin(self) -> None:
         """A backward pass hands over its first bucket."""
-        self._seen = self._count()
+        self._seen = self._counts()
 
     def check(self) -> None:
         """Raises if somebody has launched a collective since."""
-        launched = self._count() - self._seen
-        if launched != 0:
+        now = self._counts()  # of groups that were there before and still are
+        launched = sum(now.get(group, before) - before for group, before in self._seen.items())
+        if launched > 0:
             raise Unsupported(
                 f"{launched} collectives of other groups came during backward, while planes"
                 " go over the backend: ranks that launch them in another order would wait for each"
-                " other for good. With ADDEND_MESH=on, planes have connections of their own"
+                " other for good. Without ADDEND_MESH=off, planes have connections of their own"
             )
 
-    def _count(self) -> int:
-        count = 0
+    def _counts(self) -> dict[Group, int]:
+        counts = {}
         for group, (backend, _) in list(dist.distributed_c10d._world.pg_map.items()):
             if backend in _group.HOST_BACKENDS or group in self._own:
                 continue
             with contextlib.suppress(RuntimeError, AttributeError):  # a backend that does not count
                 issued = group._get_sequence_number_for_group  # type: ignore[attr-defined]
-                count += int(issued())
-        return count
+                counts[group] = int(issued())
+        return counts

@@ -16,7 +16,7 @@ from addend import Aggregator, Error, Mismatch
 from addend.reducer import Link, Reducer, alone, call_back, connect, fall_back, stage
 from addend.torch import _group, _jobs, _log
 from addend.torch._bucket import digest
-from addend.torch._engine import Engine, Way, can_encode_on, close_orphans, is_backend_taken
+from addend.torch._engine import Engine, Way, can_encode_on, close_orphans
 from addend.torch._group import Group
 from addend.torch._group_sums import GroupSums
 from addend.torch._peers import Peers, listen
@@ -35,15 +35,13 @@ def start(
     link: Link | None = None,
     aggregator: Aggregator | None = None,
     threads: int | None = None,
-    *,
-    by_backend: bool = False,
+    said: str = "",
 ) -> Engine:
-    """An engine on a group of its own, for tensors of one device. Collective over `group`.
-    `by_backend`: while it sums nobody else launches collectives, so planes of a device may go over
-    a backend that adds them there."""
+    """An engine on a group of its own, for tensors of one device. Collective over `group`. `said`:
+    what else must be the same on all ranks."""
     close_orphans()
     by = "the group" if aggregator is None else "a server"
-    _agree(group, f"tensors on {device.type}, sums by {by}, link {link}")
+    _agree(group, f"tensors on {device.type}, sums by {by}, link {link}{said}")
     own = _group.make_own(group, deadline_s, device.type)
     where = _group.transport_device(own)
 
@@ -61,8 +59,7 @@ def start(
             )
         service = None if aggregator is None else _jobs.join(aggregator, own, where)
         there = all(said == b"1" for said in exchange(b"1" if can_encode_on(device) else b"0"))
-        over_backend = by_backend and there and where.type == device.type and _may_use_backend()
-        reducer, way = _make_reducer(own, where, peers, exchange, service, deadline_s, over_backend)
+        reducer, way = _make_reducer(own, where, peers, exchange, service, deadline_s)
         try:
             # All stage or none: chunks are rounds of their own.
             if there and not way.takes_devices:
@@ -86,13 +83,10 @@ def _make_reducer(
     exchange: Callable[[bytes], list[bytes]],
     service: Reducer | None,
     deadline_s: float,
-    over_backend: bool,
 ) -> tuple[Reducer, Way]:
-    """`over_backend`: planes of a device are better there than anywhere else."""
     if service is not None and service.quorum > 0:  # nothing else goes on without late ranks
         return service, Way("server")
-    avoided = over_backend and service is None
-    reducer, way = _open_mesh(peers, exchange, avoided), Way("mesh", None, peers.world == 1)
+    reducer, way = _open_mesh(peers, exchange), Way("mesh", None, peers.world == 1)
     if reducer is None:
         # Not the group of plain sums: those are issued by other threads, in an order of their own.
         # The backend's own patience is longer than ours: its watchdog ends the process.
@@ -117,20 +111,12 @@ def _make_reducer(
     return fall_back(service, reducer, tell), Way("server", way.group)
 
 
-def _may_use_backend() -> bool:
-    """Groups that are used at once must be used in one order, so one engine has it alone."""
-    return os.environ.get("ADDEND_MESH") != "on" and not is_backend_taken()
-
-
-def _open_mesh(
-    peers: Peers, exchange: Callable[[bytes], list[bytes]], avoided: bool
-) -> Reducer | None:
-    """Direct connections between all ranks, or None on all of them. `avoided`: where there is a
-    better way. Collective."""
+def _open_mesh(peers: Peers, exchange: Callable[[bytes], list[bytes]]) -> Reducer | None:
+    """Direct connections between all ranks, or None on all of them. Collective."""
     off = os.environ.get("ADDEND_MESH") == "off"
     if peers.world == 1 and not off:
         return alone()
-    refused = off or avoided or peers.world > _MESH_MOST_RANKS
+    refused = off or peers.world > _MESH_MOST_RANKS
     if any(said == b"0" for said in exchange(b"0" if refused else b"1")):
         return None
     listener = listen()
