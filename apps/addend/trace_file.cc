@@ -27,7 +27,7 @@ control::Options options_of(const json& from) {
   from.at("floor").get_to(options.floor);
   from.at("window").get_to(options.window);
   from.at("window_s").get_to(options.window_s);
-  from.at("every").get_to(options.every);
+  options.every = from.value("every", 1u);  // which the first traces do not have
   from.at("epsilon").get_to(options.epsilon);
   from.at("omega").get_to(options.omega);
   from.at("least").get_to(options.least);

@@ -141,6 +141,14 @@ def test_a_trace_replays_to_the_same_decisions(trace: Path) -> None:
     assert read["windows"][3]["plan"] == ["exact", "exact"]
 
 
+def test_a_trace_from_before_every_replays(trace: Path) -> None:
+    read = json.loads(trace.read_text())
+    assert read["options"].pop("every") == 1
+    trace.write_text(json.dumps(read))
+    shown = replay(trace)
+    assert shown.returncode == 0, shown.stderr
+
+
 def test_a_decision_that_differs_is_shown_and_fails(trace: Path) -> None:
     read = json.loads(trace.read_text())
     read["windows"][4]["decision"]["plan"][0] = 0
