@@ -53,16 +53,18 @@ TEST(Accordion, ABucketWithoutGradientsIsNotCritical) {
 }
 
 TEST(Accordion, TakesTheLowerFactorWhenTheLearningRateFalls) {
-  SimulatedTraining training = job();
-  ControlledRun run(training);
-  run.go(4);
-  training.learning_rate /= 1.1;
-  training.energy *= 4;
-  EXPECT_EQ(run.go(1).plan, all(training, kTop10));
-  EXPECT_EQ(run.next.why[0], Reason::kRate);
-  EXPECT_EQ(run.go(1).plan, all(training, kTop40));
-  training.learning_rate *= 1.1;
-  EXPECT_EQ(run.go(1).plan, all(training, kTop40));
+  for (const double growth : {1.0, 4.0}) {  // norms of that window count in the next
+    SimulatedTraining training = job();
+    ControlledRun run(training);
+    run.go(4);
+    training.learning_rate /= 1.1;
+    training.energy *= growth;
+    EXPECT_EQ(run.go(1).plan, all(training, kTop10)) << growth;
+    EXPECT_EQ(run.next.why[0], Reason::kRate) << growth;
+    EXPECT_EQ(run.go(1).plan, all(training, kTop40)) << growth;
+    training.learning_rate *= 1.1;
+    EXPECT_EQ(run.go(1).plan, all(training, kTop40)) << growth;
+  }
 }
 
 }  // namespace

@@ -148,7 +148,7 @@ TEST_F(RegistryTest, PositionsCountAgainstTheMemoryOfATenant) {
     EXPECT_EQ(status.error().code, Errc::kCapacity);
     break;
   }
-  EXPECT_LE(jobs * 64 * 8 * sizeof(uint32_t), small.max_memory_bytes);
+  EXPECT_LE(jobs * 64 * 8 * 2 * sizeof(uint32_t), small.max_memory_bytes);
   EXPECT_GT(jobs, 5u);
 }
 
