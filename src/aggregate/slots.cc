@@ -116,10 +116,7 @@ addend_refusal Slots::check(const addend_frame_header& header, uint32_t bytes) c
       (known_tables_ >> addend_frame_table(&header) & 1) == 0) {
     return ADDEND_REFUSAL_OP;
   }
-  const bool sent_on = !options_.relays || addend_frame_growing_length(header.op, header.length) <=
-                                               options_.payload_bytes;
-  if (header.length > options_.payload_bytes || !sent_on ||
-      !addend_frame_sum_fits(header.op, header.length, options_.payload_bytes)) {
+  if (!addend_frame_fits(header.op, header.length, options_.payload_bytes, options_.relays)) {
     return ADDEND_REFUSAL_LENGTH;
   }
   return ADDEND_REFUSAL_NONE;

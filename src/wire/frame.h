@@ -193,11 +193,13 @@ static inline uint32_t addend_frame_growing_length(uint8_t op, uint32_t length) 
   return addend_frame_lanes(op, length) * 2u;
 }
 
-/* Whether sums of such contributions have room in a job with this payload. A frame has at most as
- * many lanes of narrow sums as a payload has bytes: twice that is then room for them to grow. */
-static inline int addend_frame_sum_fits(uint8_t op, uint32_t length, uint32_t payload_bytes) {
-  return addend_frame_sum_length(op, length) <= payload_bytes &&
-         addend_frame_growing_length(op, length) <= 2 * payload_bytes;
+/* Whether such contributions and their sums have room in a job with this payload, `relayed`: also
+ * as a leaf of a tree sends them on. A frame has at most as many lanes of narrow sums as a payload
+ * has bytes: twice that is then room for them to grow. */
+static inline int addend_frame_fits(uint8_t op, uint32_t length, uint32_t payload_bytes,
+                                    int relayed) {
+  return length <= payload_bytes && addend_frame_sum_length(op, length) <= payload_bytes &&
+         addend_frame_growing_length(op, length) <= (relayed ? 1 : 2) * payload_bytes;
 }
 
 static inline uint32_t addend_frame_table(const addend_frame_header* header) {

@@ -287,6 +287,30 @@ TEST(QuantLaw, FewerBitsTakeFewerBytesBothWays) {
   }
 }
 
+// A segment of 64 elements in a group of 512 lanes: the others say something in the middle.
+TEST(QuantLaw, LanesBetweenSegmentsDoNotWidenAGroupsRange) {
+  for (const uint32_t bits : {1u, 2u, 3u, 4u}) {
+    Layout layout = layout_of(1, 64);
+    layout.segments = {{7, 64}};
+    const std::string spec = "quant:down=8,bits=" + std::to_string(bits);
+    auto codec = *create_codec(*CodecSpec::parse(spec), layout);
+    std::vector<float> gradient(layout.count, 1.0f);
+    Round round;
+    ASSERT_TRUE(codec->begin(gradient.data()));
+    ASSERT_TRUE(*codec->next_round(round) && *codec->next_round(round));
+    ASSERT_EQ(round.planes[0].lanes, 512u);
+    const auto* bytes = static_cast<const uint8_t*>(round.planes[0].data);
+    for (uint64_t lane = 64; lane < 512; ++lane) {
+      uint32_t index = 0;
+      for (uint32_t bit = 0; bit < bits; ++bit) {
+        const uint64_t at = lane * bits + bit;
+        index |= static_cast<uint32_t>(bytes[at / 8] >> at % 8 & 1) << bit;
+      }
+      ASSERT_EQ(index, (1u << (bits - 1)) - 1) << spec << ", lane " << lane;
+    }
+  }
+}
+
 TEST(QuantLaw, NarrowSumsThatNoAdderWritesAreRefused) {
   const Layout layout = layout_of(1, 3000);
   auto codec = *create_codec(*CodecSpec::parse("quant:bits=8,down=4"), layout);

@@ -34,11 +34,8 @@ uint32_t lanes_per_chunk(Op op, const FrameLimits& limits) {
            (is_table_sum(op) ? ~1u : ~0u);
   }
   const auto fits = [&](uint32_t lanes) {
-    const auto length = static_cast<uint32_t>(op_bytes(op, lanes));
-    const auto number = static_cast<uint8_t>(op);
-    return length <= limits.payload_bytes &&
-           addend_frame_sum_fits(number, length, limits.payload_bytes) &&
-           (!limits.leaf || addend_frame_growing_length(number, length) <= limits.payload_bytes);
+    return addend_frame_fits(static_cast<uint8_t>(op), static_cast<uint32_t>(op_bytes(op, lanes)),
+                             limits.payload_bytes, limits.leaf) != 0;
   };
   uint32_t lanes = 0;
   while (fits(lanes + ADDEND_NARROW_GROUP_LANES))
