@@ -36,7 +36,8 @@ from training import (  # noqa: E402
 import addend  # noqa: E402
 from addend.controller import BUCKET_SIGNALS, STEP_SIGNALS  # noqa: E402
 from addend.torch import Link, attach  # noqa: E402
-from addend.torch._adaptive import Adaptive, Shape, _Look  # noqa: E402
+from addend.torch._adaptive import Adaptive  # noqa: E402
+from addend.torch._look import Look, Shape  # noqa: E402
 
 STEPS = 40
 SLOW, FAST = Link(50.0, 0.05), Link(50.0, 100.0)
@@ -167,7 +168,7 @@ def mean_energy(sums: Tensor) -> float:
     adaptive: Any = object.__new__(Adaptive)
     adaptive._engine = types.SimpleNamespace(world=1)
     adaptive._shapes = (Shape(0, sums.numel(), 4 * sums.numel(), sums.dtype, "cpu"),)
-    adaptive._looks = {0: _Look(sums, 1.0, False, {}, {})}
+    adaptive._looks = {0: Look(sums, 1.0, False, {}, {})}
     signals = [0.0] * (len(STEP_SIGNALS) + len(BUCKET_SIGNALS))
     adaptive._fill_in(sums, signals)
     return bucket_signal(signals, "mean_energy")

@@ -15,102 +15,30 @@ import math
 import statistics
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable
 
 import torch
 
-from addend import Codec, Error, Unsupported
-from addend.controller import (
-    BIASED,
-    BUCKET_SIGNALS,
-    LOSSLESS,
-    STEP_SIGNALS,
-    UNBIASED,
-    Candidate,
-    Controller,
-    Decision,
-    factors,
-)
+from addend import Codec, Unsupported
+from addend.controller import BIASED, BUCKET_SIGNALS, STEP_SIGNALS, Controller, Decision
 from addend.pipeline import spans_of
-from addend.reducer import alone
 from addend.report import from_record
 from addend.torch import _log
-from addend.torch._bucket import DTYPES, Plan, rows_of
+from addend.torch._bucket import Plan
 from addend.torch._engine import Engine
+from addend.torch._look import Look, Looker, Shape, candidates_for, policy_of
 from addend.torch._peers import Place
-from addend.torch._specs import check, keeps_residual, tuned
 
-# Of a bucket: elements by which ranks see how much of it is non-zero somewhere, and how far their
-# gradients agree; and elements of the block on which candidates are tried.
-_SAMPLE = 1 << 14
-_BLOCK = 1 << 16
-_LARGEST_MATRIX = 1 << 20  # that a candidate for matrices is tried on
 _SIGNALS_PLACE = 1 << 20  # where others have the number of a bucket
 # Seconds an element that candidates are taken to need where plans follow from gradients alone.
 _FIXED_COST = {"dense": 0.0, "cast": 2e-10, "exact": 4e-10, "quant": 6e-10}
 _FIXED_OTHER = 1e-9
 
 
-def _topk(factor: float) -> Candidate:
-    return Candidate(f"topk:density={1 / factor:g}", BIASED, 2, factor, 1.0, 40.0)
-
-
-_DENSE = Candidate("dense")
-_CANDIDATES = (
-    _DENSE,
-    Candidate("exact", LOSSLESS, 2, 1.0, 1.0, 40.0),
-    Candidate("quant:index=auto", UNBIASED, 3, 1.0, 1.0, 6.0),
-    Candidate("quant", UNBIASED, 2, 1.0, 6.0),
-    Candidate("cast:bf16", UNBIASED, 1, 1.0, 16.0),
-    Candidate("lowrank:rank=4", BIASED, 2),
-    *map(_topk, (10, 20, 40)),
-)
+# Of a decision, as users see it.
+_SHOWN = ("realised_s", "predicted_s", "predicted_dense_s", "phi", "gbit_per_s")
 _REMEMBERED = 10_000  # decisions
 _EVERY = 5  # steps between gravac's decisions: one settles, one looks, those between are timed
-
-
-def candidates_for(options: str, world: int) -> tuple[Candidate, ...]:
-    """Those that the policy goes through, as far as this library has them for so many ranks."""
-    wanted = _CANDIDATES
-    if policy_of(options) != "auto":
-        wanted = (_DENSE, *map(_topk, factors(options)))
-    found = []
-    for one in wanted:
-        spec = tuned(one.spec)
-        try:
-            check(spec, world)
-            if one.loss == BIASED:
-                _check_residual(spec, world)
-        except Error as error:
-            _log.PLAN.info("adaptive does without %s: %s", spec, error)
-            continue
-        found.append(one._replace(spec=spec))
-    return tuple(found)
-
-
-def _check_residual(spec: str, world: int) -> None:
-    """Raises if what a codec keeps could not go along to another."""
-    if not keeps_residual(spec):
-        raise Unsupported("what it leaves out is not known to be kept")
-    named: dict[str, Any] = {"dtype": "float32", "count": 256, "world": world, "worker": 0}
-    residual = torch.empty(256)
-    with Codec(spec, segments=[(1, 256, 16)], **named) as codec:
-        codec.read_residual(residual.data_ptr())
-
-
-def policy_of(options: str) -> str:
-    named = dict(part.partition("=")[::2] for part in options.split(","))
-    return named.get("policy", "auto")
-
-
-class Shape(NamedTuple):
-    """A bucket, as far as plans depend on it."""
-
-    bucket: int
-    elements: int
-    nbytes: int
-    dtype: torch.dtype
-    device: str
 
 
 @dataclasses.dataclass
@@ -125,16 +53,6 @@ class _Seen:
     nbytes: float = math.nan
     energy: float = 0.0
     error: float = 0.0
-
-
-class _Look(NamedTuple):
-    """What a gradient is like, at the end of a window."""
-
-    sample: torch.Tensor
-    scale: float  # elements of the bucket for each of the sample
-    nonfinite: bool
-    probes: dict[int, tuple[float, float, float, float]]  # encode, decode, bytes, error
-    gains: dict[int, float]  # of candidates that select: energy they keep of gradient and residual
 
 
 def _median(values: Iterable[float]) -> float:
@@ -163,13 +81,12 @@ class Adaptive:
         if any(part in ("every=1", "every=2") for part in options.split(",")):
             raise Unsupported("every= below 3: one step settles, one looks, none would be timed")
         self._options, self._engine, self._fixed = options, engine, fixed
-        self._optimizer, self._seed = optimizer, seed
-        self._residual = residual
+        self._optimizer = optimizer
         self._candidates = candidates_for(options, engine.world)
+        self._looker = Looker(self._candidates, seed, residual, gains=self._policy == "gravac")
         # Also says what is wrong with the options, before anything depends on them.
         self._controller = self._make_controller(())
         self._shapes: tuple[Shape, ...] = ()
-        self._alone = alone()
         self._latest: Decision | None = None
         self._history: collections.deque[dict[str, Any]] = collections.deque(maxlen=_REMEMBERED)
         self._switches = 0
@@ -190,7 +107,7 @@ class Adaptive:
         self._first, self._steps, self._references = step, steps, references
         self._begun: dict[int, float] = {}
         self._seen: dict[int, dict[int, _Seen]] = collections.defaultdict(dict)
-        self._looks: dict[int, _Look] = {}
+        self._looks: dict[int, Look] = {}
         self._broken: set[int] = set()  # buckets whose sums were not finite, on all ranks alike
 
     # ---- what the hook asks
@@ -200,7 +117,7 @@ class Adaptive:
         if self._latest is None or index in self._broken:
             return self._candidates[0].spec
         for shape, choice in zip(self._shapes, self._latest.plan):
-            if shape.bucket == index and self._may_have(self._candidates[choice], shape):
+            if shape.bucket == index and shape.may_have(self._candidates[choice]):
                 return self._candidates[choice].spec
         return self._candidates[0].spec
 
@@ -214,7 +131,7 @@ class Adaptive:
         now = time.perf_counter()
         self._begun[step] = now
         if shapes != self._shapes:  # nothing holds of other buckets
-            possible = not shapes or any(self._may_have(_topk(10), one) for one in shapes)
+            possible = not shapes or any(one.may_select() for one in shapes)
             if self._policy != "auto" and not possible:
                 raise Unsupported(f"policy={self._policy} needs gradients of float32 on the host")
             self._shapes, self._latest = shapes, None
@@ -240,7 +157,7 @@ class Adaptive:
         seen = self._seen[step].setdefault(index, _Seen())
         seen.ready = time.perf_counter() - self._begun.get(step, math.nan)
         if step - self._first == self._steps - 1:
-            self._looks[index] = self._look(index, buffer, parameters)
+            self._looks[index] = self._looker.look(index, buffer, parameters, self._asked(index))
 
     def ended(self, place: Place, spans: bytes, records: Sequence[tuple[bytes, int]]) -> None:
         """A gradient's sum is there."""
@@ -267,113 +184,18 @@ class Adaptive:
         seen.begin, seen.end, seen.nbytes = begin, end, nbytes
         seen.encode_s = seen.decode_s = 0.0
 
-    # ---- what a gradient is like
+    # ---- decisions
 
-    def _look(self, index: int, buffer: torch.Tensor, parameters: Sequence[torch.Tensor]) -> _Look:
-        flat = buffer.detach()
-        stride = max(1, -(-flat.numel() // _SAMPLE))
-        sample = flat[::stride].to("cpu", torch.float32)
-        shape = Shape(index, flat.numel(), flat.nbytes, flat.dtype, flat.device.type)
-        asked = self._asked(index)
-        probes = {}
-        for number, candidate in enumerate(self._candidates):
-            if number in asked and self._may_have(candidate, shape):
-                found = self._probe(candidate, flat, parameters)
-                if found is not None:
-                    probes[number] = found
-        finite = bool(torch.isfinite(sample).all())
-        gains = self._gains(index, sample, stride) if self._policy == "gravac" else {}
-        return _Look(sample, flat.numel() / max(1, sample.numel()), not finite, probes, gains)
-
-    def _gains(self, index: int, sample: torch.Tensor, stride: int) -> dict[int, float]:
-        """The part of the energy that each candidate's share of the largest elements has."""
-        kept = self._residual(index)
-        fed = sample if kept is None else sample + kept[::stride]
-        energies = fed.double().square().sort(descending=True).values.cumsum(0)
-        if not energies.numel() or not energies[-1] > 0:
-            return {}
-        return {
-            number: float(energies[max(1, round(fed.numel() / one.factor)) - 1] / energies[-1])
-            for number, one in enumerate(self._candidates)
-            if one.factor > 1
-        }
-
-    def _asked(self, index: int) -> set[int]:
+    def _asked(self, index: int) -> list[int]:
         """Candidates to probe: all of them at first, then those that the controller names."""
         count = len(self._candidates)
         if self._latest is None:
-            return set(range(1, count))
-        places = [i for i, shape in enumerate(self._shapes) if shape.bucket == index]
-        if not places:  # DDP has just made it
-            return set()
-        position = places[0]
-        asked = self._latest.probe[position * count : (position + 1) * count]
-        return {number for number, flag in enumerate(asked) if flag}
-
-    def _may_have(self, candidate: Candidate, shape: Shape) -> bool:
-        """What is kept from step to step moves between codecs as host floats."""
-        if shape.dtype not in DTYPES:
-            return False
-        if candidate.loss == LOSSLESS:
-            return True
-        if shape.dtype != torch.float32:
-            return False
-        return candidate.loss == UNBIASED or shape.device == "cpu"
-
-    def _probe(
-        self, candidate: Candidate, flat: torch.Tensor, parameters: Sequence[torch.Tensor]
-    ) -> tuple[float, float, float, float] | None:
-        """Seconds, bytes and relative error of a candidate for the bucket, by a block of it."""
-        block, rows = self._block(candidate, flat, parameters)
-        if block is None:
-            return None
-        own, count = block.clone(), block.numel()
-        began = time.perf_counter()
-        try:
-            with Codec(
-                candidate.spec,
-                dtype=DTYPES[block.dtype],
-                count=count,
-                world=1,
-                worker=0,
-                seed=self._seed,
-                segments=[(1, count, rows)] if rows else (),
-            ) as codec:
-                for _ in range(2):  # the first one warms up
-                    own.copy_(block)
-                    began = time.perf_counter()
-                    codec.begin(own.data_ptr())
-                    while (planes := codec.next_round()) is not None:
-                        self._alone.reduce(planes.planes, 1.0)
-                    encoded = time.perf_counter()
-                    codec.finish(own.data_ptr())
-                    decoded = time.perf_counter()
-                nbytes = codec.report().wire_bytes
-        except Error as error:  # not for this bucket, then
-            _log.PLAN.info("adaptive cannot try %s: %s", candidate.spec, error)
-            return None
-        energy = float(block.double().square().sum())
-        lost = float((block.double() - own.double()).square().sum())
-        relative = lost / energy if energy > 0 else 0.0
-        share = flat.numel() / count
-        return (encoded - began) * share, (decoded - encoded) * share, nbytes * share, relative
-
-    def _block(
-        self, candidate: Candidate, flat: torch.Tensor, parameters: Sequence[torch.Tensor]
-    ) -> tuple[torch.Tensor | None, int]:
-        if not candidate.spec.startswith("lowrank"):
-            middle = max(0, (flat.numel() - _BLOCK) // 2)
-            return flat[middle : middle + _BLOCK].cpu(), 0
-        begin, best, rows = 0, None, 0
-        for parameter in parameters:
-            size, own_rows = parameter.numel(), rows_of(parameter)
-            fits = own_rows > 1 and size <= _LARGEST_MATRIX and begin + size <= flat.numel()
-            if fits and (best is None or size > best.numel()):
-                best, rows = flat[begin : begin + size], own_rows
-            begin += size
-        return (None if best is None else best.cpu()), rows
-
-    # ---- decisions
+            return list(range(1, count))
+        for position, shape in enumerate(self._shapes):
+            if shape.bucket == index:
+                flags = self._latest.probe[position * count : (position + 1) * count]
+                return [number for number, flag in enumerate(flags) if flag]
+        return []  # DDP has just made it
 
     def _decide(self, step: int) -> None:
         before = self._latest
@@ -409,13 +231,13 @@ class Adaptive:
             _median(sum(lanes[s].values()) for s in references) if measured else math.nan,
             self._learning_rate(),
         ]
-        for position, shape in enumerate(self._shapes):
+        for shape in self._shapes:
             seen = [
                 self._seen[s][shape.bucket] for s in plan_steps if shape.bucket in self._seen[s]
             ]
             network = _median(lanes[s].get(shape.bucket, math.nan) for s in plan_steps)
             values += self._bucket_signals(shape, seen, network)
-            values += self._candidate_signals(position, shape)
+            values += self._candidate_signals(shape)
         return values
 
     def _step_s(self, steps: Iterable[int]) -> float:
@@ -455,25 +277,22 @@ class Adaptive:
             math.nan,  # |mean g|^2 and
             math.nan,  # the union's density: see _fill_in
             error,
-            self._residual_ratio(shape.bucket, math.sqrt(squares * look.scale)),
+            self._looker.residual_ratio(shape.bucket, math.sqrt(squares * look.scale)),
             float(look.nonfinite or shape.bucket in self._broken),
         ]
 
-    def _residual_ratio(self, index: int, norm: float) -> float:
-        kept = self._residual(index)
-        return float(kept.double().norm()) / norm if kept is not None and norm > 0 else 0.0
-
-    def _candidate_signals(self, position: int, shape: Shape) -> list[float]:
+    def _candidate_signals(self, shape: Shape) -> list[float]:
         values: list[float] = []
-        probes, gains = self._looks[shape.bucket].probes, self._looks[shape.bucket].gains
+        look = self._looks[shape.bucket]
         for number, candidate in enumerate(self._candidates):
-            encode, decode, nbytes, error = probes.get(number, (math.nan,) * 4)
-            if number in probes and self._fixed:
+            probed = number in look.probes
+            encode, decode, nbytes, error = look.probes.get(number, (math.nan,) * 4)
+            if probed and self._fixed:
                 kind = candidate.spec.partition(":")[0]
                 encode = decode = _FIXED_COST.get(kind, _FIXED_OTHER) * shape.elements
             # What a union takes is the controller's to say: a block of one rank's knows none.
-            wire = nbytes if number in probes and candidate.union_bits == 0 else math.nan
-            kept = gains.get(number, 1 - error if candidate.loss == BIASED else math.nan)
+            wire = nbytes if probed and candidate.union_bits == 0 else math.nan
+            kept = look.gains.get(number, 1 - error if candidate.loss == BIASED else math.nan)
             values += [encode, decode, wire, error, kept]
         return values
 
@@ -527,13 +346,8 @@ class Adaptive:
     def metrics(self) -> dict[str, float]:
         out = {"adaptive/switches": float(self._switches), "adaptive/windows": 0.0}
         if self._latest is not None:
-            latest = self._latest
-            out["adaptive/windows"] = float(latest.window + 1)
-            out["adaptive/realised_s"] = latest.realised_s
-            out["adaptive/predicted_s"] = latest.predicted_s
-            out["adaptive/predicted_dense_s"] = latest.predicted_dense_s
-            out["adaptive/phi"] = latest.phi
-            out["adaptive/gbit_per_s"] = latest.gbit_per_s
+            out["adaptive/windows"] = float(self._latest.window + 1)
+            out.update({f"adaptive/{name}": getattr(self._latest, name) for name in _SHOWN})
         return out
 
     def explain(self) -> str:
@@ -562,17 +376,11 @@ class Adaptive:
             "codecs": [self._candidates[choice].spec for choice in decision.plan],
             "elements": [shape.elements for shape in self._shapes],
             "why": list(decision.why),
-            "realised_s": decision.realised_s,
-            "predicted_s": decision.predicted_s,
-            "predicted_dense_s": decision.predicted_dense_s,
-            "phi": decision.phi,
-            "gbit_per_s": decision.gbit_per_s,
-            "steps": decision.steps,
-            "reference_steps": decision.reference_steps,
+            **{name: getattr(decision, name) for name in (*_SHOWN, "steps", "reference_steps")},
         }
 
     def trace(self) -> str:
         return self._controller.trace()
 
     def close(self) -> None:
-        self._alone.close()
+        self._looker.close()

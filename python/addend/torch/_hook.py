@@ -15,10 +15,11 @@ import torch.distributed as dist
 import addend
 from addend import InvalidArgument
 from addend.pipeline import Outcome
-from addend.torch._adaptive import Adaptive, Shape
+from addend.torch._adaptive import Adaptive
 from addend.torch._bucket import Memory
 from addend.torch._buckets import PIECE_ELEMENTS, Bucket, Buckets
 from addend.torch._engine import Engine, value_of
+from addend.torch._look import Shape
 from addend.torch._meter import Meter, profiler_range
 from addend.torch._peers import Place
 from addend.torch._sparse import SparseSums

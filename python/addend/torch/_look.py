@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a gradient is like, as far as codec="adaptive" asks: a sample of it, and what each of the
+candidates would make of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, Callable, NamedTuple
+
+import torch
+
+from addend import Codec, Error, Unsupported
+from addend.controller import BIASED, LOSSLESS, UNBIASED, Candidate, factors
+from addend.reducer import alone
+from addend.torch import _log
+from addend.torch._bucket import DTYPES, rows_of
+from addend.torch._specs import check, keeps_residual, tuned
+
+# Of a bucket: elements by which ranks see how much of it is non-zero somewhere, and how far their
+# gradients agree; and elements of the block on which candidates are tried.
+_SAMPLE = 1 << 14
+_BLOCK = 1 << 16
+_LARGEST_MATRIX = 1 << 20  # that a candidate for matrices is tried on
+
+
+def _topk(factor: float) -> Candidate:
+    return Candidate(f"topk:density={1 / factor:g}", BIASED, 2, factor, 1.0, 40.0)
+
+
+_DENSE = Candidate("dense")
+_CANDIDATES = (
+    _DENSE,
+    Candidate("exact", LOSSLESS, 2, 1.0, 1.0, 40.0),
+    Candidate("quant:index=auto", UNBIASED, 3, 1.0, 1.0, 6.0),
+    Candidate("quant", UNBIASED, 2, 1.0, 6.0),
+    Candidate("cast:bf16", UNBIASED, 1, 1.0, 16.0),
+    Candidate("lowrank:rank=4", BIASED, 2),
+    *map(_topk, (10, 20, 40)),
+)
+
+
+def candidates_for(options: str, world: int) -> tuple[Candidate, ...]:
+    """Those that the policy goes through, as far as this library has them for so many ranks."""
+    wanted = _CANDIDATES
+    if policy_of(options) != "auto":
+        wanted = (_DENSE, *map(_topk, factors(options)))
+    found = []
+    for one in wanted:
+        spec = tuned(one.spec)
+        try:
+            check(spec, world)
+            if one.loss == BIASED:
+                _check_residual(spec, world)
+        except Error as error:
+            _log.PLAN.info("adaptive does without %s: %s", spec, error)
+            continue
+        found.append(one._replace(spec=spec))
+    return tuple(found)
+
+
+def _check_residual(spec: str, world: int) -> None:
+    """Raises if what a codec keeps could not go along to another."""
+    if not keeps_residual(spec):
+        raise Unsupported("what it leaves out is not known to be kept")
+    named: dict[str, Any] = {"dtype": "float32", "count": 256, "world": world, "worker": 0}
+    residual = torch.empty(256)
+    with Codec(spec, segments=[(1, 256, 16)], **named) as codec:
+        codec.read_residual(residual.data_ptr())
+
+
+def policy_of(options: str) -> str:
+    named = dict(part.partition("=")[::2] for part in options.split(","))
+    return named.get("policy", "auto")
+
+
+class Shape(NamedTuple):
+    """A bucket, as far as plans depend on it."""
+
+    bucket: int
+    elements: int
+    nbytes: int
+    dtype: torch.dtype
+    device: str
+
+    def may_have(self, candidate: Candidate) -> bool:
+        """What is kept from step to step moves between codecs as host floats."""
+        if candidate.loss == LOSSLESS:
+            return self.dtype in DTYPES
+        if self.dtype != torch.float32:
+            return False
+        return candidate.loss == UNBIASED or self.device == "cpu"
+
+    def may_select(self) -> bool:
+        return self.may_have(_topk(10))
+
+
+class Probe(NamedTuple):
+    """What a candidate would take for a bucket, and lose of it."""
+
+    encode_s: float
+    decode_s: float
+    nbytes: float
+    error: float
+
+
+class Look(NamedTuple):
+    sample: torch.Tensor
+    scale: float  # elements of the bucket for each of the sample
+    nonfinite: bool
+    probes: dict[int, Probe]
+    gains: dict[int, float]  # of candidates that select: energy they keep of gradient and residual
+
+
+class Looker:
+    """Looks at gradients of the buckets of one handle."""
+
+    def __init__(
+        self,
+        candidates: tuple[Candidate, ...],
+        seed: int,
+        residual: Callable[[int], torch.Tensor | None],
+        gains: bool,
+    ) -> None:
+        """`residual`: what a bucket still has to send; None: nothing."""
+        self._candidates, self._seed = candidates, seed
+        self._residual, self._gains_asked = residual, gains
+        self._alone = alone()
+
+    def look(
+        self,
+        index: int,
+        buffer: torch.Tensor,
+        parameters: Sequence[torch.Tensor],
+        asked: Iterable[int],
+    ) -> Look:
+        """`asked`: candidates to try."""
+        flat = buffer.detach()
+        stride = max(1, -(-flat.numel() // _SAMPLE))
+        sample = flat[::stride].to("cpu", torch.float32)
+        shape = Shape(index, flat.numel(), flat.nbytes, flat.dtype, flat.device.type)
+        probes = {}
+        for number in asked:
+            candidate = self._candidates[number]
+            found = self._probe(candidate, flat, parameters) if shape.may_have(candidate) else None
+            if found is not None:
+                probes[number] = found
+        finite = bool(torch.isfinite(sample).all())
+        gains = self._gains(index, sample, stride) if self._gains_asked else {}
+        return Look(sample, flat.numel() / max(1, sample.numel()), not finite, probes, gains)
+
+    def residual_ratio(self, index: int, norm: float) -> float:
+        kept = self._residual(index)
+        return float(kept.double().norm()) / norm if kept is not None and norm > 0 else 0.0
+
+    def _gains(self, index: int, sample: torch.Tensor, stride: int) -> dict[int, float]:
+        """The part of the energy that each candidate's share of the largest elements has."""
+        kept = self._residual(index)
+        fed = sample if kept is None else sample + kept[::stride]
+        energies = fed.double().square().sort(descending=True).values.cumsum(0)
+        if not energies.numel() or not energies[-1] > 0:
+            return {}
+        return {
+            number: float(energies[max(1, round(fed.numel() / one.factor)) - 1] / energies[-1])
+            for number, one in enumerate(self._candidates)
+            if one.factor > 1
+        }
+
+    def _probe(
+        self, candidate: Candidate, flat: torch.Tensor, parameters: Sequence[torch.Tensor]
+    ) -> Probe | None:
+        """Seconds, bytes and relative error of a candidate for the bucket, by a block of it."""
+        block, rows = self._block(candidate, flat, parameters)
+        if block is None:
+            return None
+        own, count = block.clone(), block.numel()
+        began = time.perf_counter()
+        try:
+            with Codec(
+                candidate.spec,
+                dtype=DTYPES[block.dtype],
+                count=count,
+                world=1,
+                worker=0,
+                seed=self._seed,
+                segments=[(1, count, rows)] if rows else (),
+            ) as codec:
+                for _ in range(2):  # the first one warms up
+                    own.copy_(block)
+                    began = time.perf_counter()
+                    codec.begin(own.data_ptr())
+                    while (planes := codec.next_round()) is not None:
+                        self._alone.reduce(planes.planes, 1.0)
+                    encoded = time.perf_counter()
+                    codec.finish(own.data_ptr())
+                    decoded = time.perf_counter()
+                nbytes = codec.report().wire_bytes
+        except Error as error:  # not for this bucket, then
+            _log.PLAN.info("adaptive cannot try %s: %s", candidate.spec, error)
+            return None
+        energy = float(block.double().square().sum())
+        lost = float((block.double() - own.double()).square().sum())
+        relative = lost / energy if energy > 0 else 0.0
+        share = flat.numel() / count
+        return Probe(
+            (encoded - began) * share, (decoded - encoded) * share, nbytes * share, relative
+        )
+
+    def _block(
+        self, candidate: Candidate, flat: torch.Tensor, parameters: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor | None, int]:
+        if not candidate.spec.startswith("lowrank"):
+            middle = max(0, (flat.numel() - _BLOCK) // 2)
+            return flat[middle : middle + _BLOCK].cpu(), 0
+        begin, best, rows = 0, None, 0
+        for parameter in parameters:
+            size, own_rows = parameter.numel(), rows_of(parameter)
+            fits = own_rows > 1 and size <= _LARGEST_MATRIX and begin + size <= flat.numel()
+            if fits and (best is None or size > best.numel()):
+                best, rows = flat[begin : begin + size], own_rows
+            begin += size
+        return (None if best is None else best.cpu()), rows
+
+    def close(self) -> None:
+        self._alone.close()
