@@ -17,6 +17,7 @@
 #include "apps/addend/command.h"
 #include "apps/addend/gradient_files.h"
 #include "apps/addend/output.h"
+#include "apps/addend/plan_page.h"
 #include "apps/addend/plan_report.h"
 
 namespace addend::cli {
@@ -28,7 +29,7 @@ constexpr double kBucketElements = 25.0 * (1 << 20) / 4;  // as DDP cuts gradien
 
 struct PlanOptions {
   CalibrationOptions measure;
-  std::string calibration, save, job, out;
+  std::string calibration, save, job, out, html;
   std::vector<std::string> gradients, engines;
   std::vector<double> buckets;
   double elements = 0, density = 1, backward_ms = 0, rest_ms = 0, slowdown = 1;
@@ -194,22 +195,28 @@ Result<PlanQuestion> ask(PlanOptions& options) {
   return question;
 }
 
+/// Nothing where no file was asked for.
+Status write_file(const std::string& path, const std::string& text) {
+  if (path.empty()) return {};
+  ADDEND_TRY(write_text(path, text));
+  fmt::print(stderr, "wrote {}\n", path);
+  return {};
+}
+
 int run_plan(PlanOptions& options) {
   const auto question = ask(options);
   if (!question) return fail(question.error());
   const PlanAnswer found = answer(*question);
-  const std::string document = plan_json(*question, found).dump(2);
+  const nlohmann::json document = plan_json(*question, found);
   if (options.json) {
-    fmt::print("{}\n", document);
+    fmt::print("{}\n", document.dump(2));
   } else {
     fmt::print("{}", plan_text(*question, found));
   }
-  if (options.out.empty()) return 0;
   std::fflush(stdout);
-  const Status written = write_text(options.out, document);
-  if (!written) return fail(written.error());
-  fmt::print(stderr, "wrote {}\n", options.out);
-  return 0;
+  Status written = write_file(options.out, document.dump(2));
+  if (written) written = write_file(options.html, plan_page(document));
+  return written ? 0 : fail(written.error());
 }
 
 void add_job_options(CLI::App& command, PlanOptions& options) {
@@ -305,10 +312,9 @@ constexpr const char* kFooter =
     "of\n"
     "a step's progress, the lane that limits, and up to which link speed and at how many workers "
     "it\n"
-    "beats dense (docs/plan.md). For a page with plots: --out plan.json, then\n"
-    "tools/report.py plan.json -o plan.html\n\n"
+    "beats dense (docs/plan.md).\n\n"
     "Examples:\n"
-    "  addend plan --elements 25M --workers 8 --gbit 10 --backward-ms 120\n"
+    "  addend plan --elements 25M --workers 8 --gbit 10 --backward-ms 120 --html plan.html\n"
     "  addend plan --buckets 5000000,2000000 --density 0.01 --gbit 1 --engine mesh\n"
     "  addend plan --gradients step100-rank*.npy --workers 4 --gbit 1\n"
     "  addend plan --elements 100M --save-calibration here.json\n"
@@ -325,6 +331,8 @@ void add_plan_command(CLI::App& app, Exit& exit) {
   add_calibration_options(*command, *options);
   command->add_flag("--json", options->json, "print one JSON document");
   command->add_option("--out", options->out, "write that document")->type_name("FILE");
+  command->add_option("--html", options->html, "write a page with plots: over links, over workers")
+      ->type_name("FILE");
   command->footer(kFooter);
   command->callback([options, &exit] { exit.code = run_plan(*options); });
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include <fmt/format.h>
@@ -38,6 +39,14 @@ double step_s(const PlanQuestion& question, std::size_t codec, const Network& ne
 double speedup(const PlanQuestion& question, std::size_t codec, const Network& network,
                control::Homomorphism form = control::Homomorphism::kAdds) {
   return step_s(question, 0, network) / step_s(question, codec, network, form);
+}
+
+/// A step in which nothing overlaps: what the speedup model of homomorphic compression adds up.
+double sum_s(const PlanQuestion& question, std::size_t codec, const Network& network,
+             control::Homomorphism form) {
+  const auto& model = question.calibration.codecs[codec];
+  const auto lanes = predict(question.job, question.calibration, model, network, form).busy_s;
+  return std::accumulate(lanes.begin(), lanes.end(), question.job.rest_s);
 }
 
 std::size_t find_f16(const PlanQuestion& question) {
@@ -83,7 +92,7 @@ std::string job_text(const PlanQuestion& question) {
     elements += load.elements;
   return fmt::format(
       "{} workers, links of {} Gbit/s and {} us; {:.4g} million elements in {} bucket{}, {:.3g} % "
-      "of them non-zero on a worker, backward pass {}\n",
+      "of them non-zero on a worker, backward pass {}",
       network.workers, format_number(network.bytes_per_s / kBytesPerGbit),
       format_number(network.latency_s * 1e6), elements * 1e-6, question.job.buckets.size(),
       question.job.buckets.size() == 1 ? "" : "s", question.job.density * 100,
@@ -148,13 +157,17 @@ nlohmann::json forms(const PlanQuestion& question, std::size_t codec) {
       {"H1", control::Homomorphism::kAdds},
       {"H2", control::Homomorphism::kOptimizes}};
   for (const auto& [name, form] : kForms) {
-    nlohmann::json over_workers = nlohmann::json::array();
+    nlohmann::json over_workers = nlohmann::json::array(), model = nlohmann::json::array();
     Network network = on(question, Engine::kServer);
     for (const uint32_t workers : kWorkers) {
       network.workers = workers;
       over_workers.push_back(speedup(question, codec, network, form));
+      model.push_back(sum_s(question, 0, network, control::Homomorphism::kAdds) /
+                      sum_s(question, codec, network, form));
     }
-    out.push_back({{"form", name}, {"over_workers", std::move(over_workers)}});
+    out.push_back({{"form", name},
+                   {"over_workers", std::move(over_workers)},
+                   {"model_over_workers", std::move(model)}});
   }
   return out;
 }
@@ -217,7 +230,7 @@ std::string verdict(const PlanQuestion& question, const Advice& advice) {
 }
 
 std::string plan_text(const PlanQuestion& question, const PlanAnswer& answer) {
-  std::string text = verdict(question, answer.advice) + "\n" + job_text(question);
+  std::string text = verdict(question, answer.advice) + "\n" + job_text(question) + "\n";
   for (const std::string& note : question.notes)
     text += note + "\n";
   std::vector<Row> rows;
@@ -260,6 +273,7 @@ nlohmann::json plan_json(const PlanQuestion& question, const PlanAnswer& answer)
           {"engine", engine_name(advice.engine)},
           {"gain", advice.gain},
           {"band", {advice.least_gain, advice.most_gain}},
+          {"about", job_text(question)},
           {"notes", question.notes},
           {"network",
            {{"workers", network.workers},

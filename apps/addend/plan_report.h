@@ -42,7 +42,7 @@ PlanAnswer answer(const PlanQuestion& question);
 /// The first line: what to do, or that nothing pays.
 std::string verdict(const PlanQuestion& question, const control::Advice& advice);
 std::string plan_text(const PlanQuestion& question, const PlanAnswer& answer);
-/// With curves over link speed and workers, for tools/report.py.
+/// With curves over link speed and workers; plan_page.h makes a page of it.
 nlohmann::json plan_json(const PlanQuestion& question, const PlanAnswer& answer);
 
 }  // namespace addend::cli

@@ -7,6 +7,7 @@ plan_test.py PATH_OF_ADDEND
 from __future__ import annotations
 
 import array
+import collections
 import copy
 import json
 import struct
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import unittest
 from collections.abc import Sequence
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,29 @@ def write_npy(path: Path, values: Sequence[float], kind: str = "f") -> None:
     header += " " * (-(len(header) + 11) % 64) + "\n"
     data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode()
     path.write_bytes(data + array.array(kind, values).tobytes())
+
+
+class _Page(HTMLParser):
+    """What is left open, what would be loaded from elsewhere, and how often each tag stands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loads: list[str] = []
+        self.count: collections.Counter[str] = collections.Counter()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.count[tag] += 1
+        self.loads += [name for name, _ in attrs if name in ("src", "href")]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.count[tag] += 1
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open[-1:] == [tag], f"</{tag}> closes {self.open[-3:]}"
+        self.open.pop()
 
 
 class PlanTest(unittest.TestCase):
@@ -162,10 +187,49 @@ class AnswerTest(PlanTest):
         h0, h1, h2 = (one["over_workers"] for one in curves["forms"])
         self.assertTrue(all(a < b <= c for a, b, c in zip(h0, h1, h2)))
 
+    def test_the_speedup_model_adds_up_what_the_timeline_overlaps(self) -> None:
+        arguments = ["--buckets", 10**6, "--latency-us", 0, "--gbit", 8, "--backward-ms", 3]
+        forms = self.plan(*arguments)["curves"]["forms"]  # of quant, at a server
+        dense, wire, codec = 8 * 4e-3, 8 * 0.625e-3, 0.5e-3  # seconds at 8 workers
+        expected = [
+            (3e-3 + dense) / (3e-3 + wire + 2 * codec + 9 * codec),
+            (3e-3 + dense) / (3e-3 + wire + 2 * codec),
+            (3e-3 + dense) / (3e-3 + wire + 2 * codec / 100),
+        ]
+        self.assertEqual(self.plan(*arguments)["curves"]["form_codec"], "quant")
+        for form, speedup in zip(forms, expected):
+            self.assertAlmostEqual(form["model_over_workers"][2], speedup, places=9)
+
     def test_the_document_is_written(self) -> None:
         out = self.folder / "plan.json"
         printed = self.plan("--elements", "1M", "--out", out)
         self.assertEqual(json.loads(out.read_text()), printed)
+
+
+class PageTest(PlanTest):
+    def test_says_the_verdict_first_and_marks_what_is_only_a_formula(self) -> None:
+        unfriendly = copy.deepcopy(ROUND)
+        unfriendly["codecs"][2]["codec"] = "a<b&c"  # type: ignore[index]
+        self.calibration.write_text(json.dumps(unfriendly))
+        out = self.folder / "plan.html"
+        document = self.plan("--elements", "25M", "--gbit", 1, "--html", out)
+        text = out.read_text(encoding="utf-8")
+        found = _Page()
+        found.feed(text)
+        self.assertEqual(found.open, [])
+        self.assertEqual(found.loads, [])
+        self.assertLess(text.index("use a&lt;b&amp;c over mesh"), text.index("<table"))
+        self.assertIn("switch (closed form)", text)
+        self.assertEqual(found.count["tr"], 1 + len(document["rows"]))
+        # Codecs over links and over workers; three forms, each as a timeline and as a model.
+        self.assertEqual(found.count["polyline"], 2 * len(ROUND["codecs"]) + 6)  # type: ignore[arg-type]
+        gbits, workers = document["curves"]["gbit"], document["curves"]["workers"]
+        self.assertEqual((gbits[0], gbits[-1]), (0.1, 400))
+        self.assertEqual((workers[0], workers[-1]), (2, 4096))
+
+    def test_a_page_that_cannot_be_written_is_an_error(self) -> None:
+        use = ["--elements", "1M", "--calibration", self.calibration]
+        self.refused("nowhere", 1, *use, "--html", self.folder / "nowhere" / "plan.html")
 
 
 class GradientsTest(PlanTest):

@@ -20,7 +20,6 @@ sys.path.insert(0, str(TOOLS))
 
 import report_codecs as codecs  # noqa: E402
 import report_page as page  # noqa: E402
-import report_plan as plan  # noqa: E402
 import report_plots as plots  # noqa: E402
 import report_training as training  # noqa: E402
 
@@ -451,58 +450,6 @@ class DecisionsTest(unittest.TestCase):
         self.assertNotIn("decided, bucket by bucket", text)
 
 
-def planned(codec: str, engine: str = "mesh", **changes: Any) -> dict[str, Any]:
-    row = {
-        "engine": engine,
-        "closed_form": engine == "switch",
-        "codec": codec,
-        "step_s": 0.1,
-        "over_f32": 2.0,
-        "over_f16": None,
-        "link_bytes": 1e6,
-        "fidelity": 1.0,
-        "limit": "network",
-        "pays_on_any_link": False,
-        "break_even_gbit": 12.5,
-        "workers": [2, 64],
-    }
-    return {**row, **changes}
-
-
-def plan_document() -> dict[str, Any]:
-    curve = {"over_gbit": [8.0, 1.5, 0.5], "over_workers": [1.0, 4.0]}
-    return {
-        "kind": "addend plan",
-        "verdict": "use a<b over mesh",
-        "gain": 2.0,
-        "band": [1.8, 2.2],
-        "notes": ["no --backward-ms"],
-        "network": {"workers": 4, "gbit": 10.0, "server_gbit": 10.0, "latency_us": 50.0},
-        "job": {"buckets": [{"elements": 1e6, "ready_s": 0.1}], "density": 0.5},
-        "rows": [planned("dense"), planned("a<b"), planned("a<b", "switch", break_even_gbit=0.0)],
-        "curves": {
-            "engine": "mesh",
-            "gbit": [0.1, 10, 400],
-            "workers": [2, 4096],
-            "codecs": [{"codec": "a<b", **curve}],
-            "form_codec": "a<b",
-            "forms": [{"form": form, "over_workers": [1.0, 2.0]} for form in ("H0", "H1", "H2")],
-        },
-    }
-
-
-class PlanPageTest(unittest.TestCase):
-    def test_says_the_verdict_first_and_marks_what_is_only_a_formula(self) -> None:
-        text = plan.render(plan_document())
-        self.assertEqual(parse(text).open, [])
-        self.assertLess(text.index("use a&lt;b over mesh"), text.index("<table"))
-        self.assertIn("switch (closed form)", text)
-        self.assertIn("12.5 Gbit/s", text)
-        for form in ("H0", "H1", "H2"):
-            self.assertIn(f"<title>{form}</title>", text)
-        self.assertEqual(text.count("<polyline"), 5)
-
-
 class PlotTest(unittest.TestCase):
     def test_linear_ticks_are_round_and_inside(self) -> None:
         self.assertEqual(plots.LinearPlot.ticks((0.0, 120.0)), [0, 20, 40, 60, 80, 100, 120])
@@ -542,7 +489,7 @@ class CommandTest(unittest.TestCase):
             return done, target.read_text(encoding="utf-8") if target.exists() else None
 
     def test_writes_the_page(self) -> None:
-        for written in (document(), trainings(DDP), plan_document()):
+        for written in (document(), trainings(DDP)):
             done, text = self.run_script(json.dumps(written))
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertTrue(text is not None and text.startswith("<!DOCTYPE html>"))

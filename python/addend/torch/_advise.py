@@ -40,7 +40,7 @@ class Advice:
     engine: str
     gain: float  # in progress per second, over the best engine's dense
     band: tuple[float, float]  # of the gain, if links are 20 % off
-    document: dict[str, Any]  # everything, as tools/report.py reads it
+    document: dict[str, Any]  # everything, as `addend plan --json` prints it
 
     def __str__(self) -> str:
         return self.verdict
