@@ -17,7 +17,7 @@ extern "C" {
 #endif
 
 #define ADDEND_XDP_PAYLOAD_BYTES 3328 /* with all headers and what drivers keep: one page */
-#define ADDEND_XDP_CHUNK_BYTES 64
+#define ADDEND_XDP_CHUNK_BYTES 128
 #define ADDEND_XDP_JOBS 64
 #define ADDEND_XDP_SLOTS 8192     /* of all jobs together: 55 MiB */
 #define ADDEND_XDP_DIRECTORY 1024 /* a power of two, far more than jobs */

@@ -34,6 +34,32 @@ INLINE int read_tail(const uint8_t* p, const uint8_t* end, uint32_t left, uint64
   return 0;
 }
 
+/* A pair of payload words, at byte `at` of r0, under the key words at byte `at` of r1; r2 and r3
+ * are h0 and h1. The second hash's keys of a pair are the first hash's of the next but one, so each
+ * is read once and stays in a register, number `a` or `b`, until then. By hand, because that takes
+ * all ten registers, and a compiler that lacks one goes through memory. */
+/* clang-format off */
+#define HASH_NEXT(at, a, b)                 \
+  "r8 = *(u32 *)(r0 + " #at ")\n"           \
+  "r9 = *(u32 *)(r0 + " #at " + 4)\n"       \
+  "w" #a " += w8\n"                         \
+  "w" #b " += w9\n"                         \
+  "r" #a " *= r" #b "\n"                    \
+  "r2 += r" #a "\n"                         \
+  "r" #a " = *(u32 *)(r1 + " #at " + 16)\n" \
+  "r" #b " = *(u32 *)(r1 + " #at " + 20)\n" \
+  "w8 += w" #a "\n"                         \
+  "w9 += w" #b "\n"                         \
+  "r8 *= r9\n"                              \
+  "r3 += r8\n"
+#define HASH_CHUNK                                                                            \
+  HASH_NEXT(0, 4, 5) HASH_NEXT(8, 6, 7) HASH_NEXT(16, 4, 5) HASH_NEXT(24, 6, 7)               \
+  HASH_NEXT(32, 4, 5) HASH_NEXT(40, 6, 7) HASH_NEXT(48, 4, 5) HASH_NEXT(56, 6, 7)             \
+  HASH_NEXT(64, 4, 5) HASH_NEXT(72, 6, 7) HASH_NEXT(80, 4, 5) HASH_NEXT(88, 6, 7)             \
+  HASH_NEXT(96, 4, 5) HASH_NEXT(104, 6, 7) HASH_NEXT(112, 4, 5) HASH_NEXT(120, 6, 7)
+/* clang-format on */
+_Static_assert(CHUNK == 128 && ADDEND_TAG_SHIFT_WORDS * 4 == 16, "HASH_CHUNK says so");
+
 /* The two hashes of a contribution's payload at offset `at`. */
 ALONE int hash_payload(struct xdp_md* ctx, uint32_t at, uint32_t length, const addend_xdp_key* key,
                        struct tagged* out) {
@@ -42,21 +68,28 @@ ALONE int hash_payload(struct xdp_md* ctx, uint32_t at, uint32_t length, const a
   uint64_t h0 = 0, h1 = 0, pair;
   if (!key || !out || at > MOST_AT || length > ADDEND_XDP_PAYLOAD_BYTES) return -1;
   const uint32_t* k = key->hash;
+  uint64_t k0 = k[0], k1 = k[1], k2 = k[2], k3 = k[3];
   p += at;
-  for (uint32_t i = 0; i < CHUNKS && length >= CHUNK; ++i) {
+  for (uint32_t i = 0; i < CHUNKS && i < length / CHUNK; ++i) {
     FIX(end);
     FIX(p);
     FIX(k);
     if (p + CHUNK > end) return -1;
-    const uint32_t* words = (const uint32_t*)p;
-#pragma unroll
-    for (int j = 0; j < CHUNK / 4; j += 2)
-      HASH_PAIR(READ(words + j), READ(words + j + 1), k + j);
+    register const uint8_t* r0 __asm__("r0") = p;
+    register const uint32_t* r1 __asm__("r1") = k;
+    register uint64_t r2 __asm__("r2") = h0, r3 __asm__("r3") = h1;
+    register uint64_t r4 __asm__("r4") = k0, r5 __asm__("r5") = k1;
+    register uint64_t r6 __asm__("r6") = k2, r7 __asm__("r7") = k3;
+    __asm__ volatile(HASH_CHUNK
+                     : "+r"(r2), "+r"(r3), "+r"(r4), "+r"(r5), "+r"(r6), "+r"(r7)
+                     : "r"(r0), "r"(r1)
+                     : "r8", "r9", "memory");
+    h0 = r2, h1 = r3, k0 = r4, k1 = r5, k2 = r6, k3 = r7;
     p += CHUNK;
     k += CHUNK / 4;
-    length -= CHUNK;
   }
-  for (uint32_t i = 0; i < CHUNK / 8 && length >= 8; ++i) {
+  length %= CHUNK;
+  for (uint32_t i = 0; i < CHUNK / 8 - 1 && length >= 8; ++i) {
     FIX(end);
     FIX(p);
     if (p + 8 > end) return -1;
