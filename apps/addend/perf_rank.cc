@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -98,19 +99,22 @@ class SizeRun {
     return {};
   }
 
-  /// Draws the others' gradients again, piece by piece, instead of asking for them.
+  /// Draws the others' gradients again, piece by piece, instead of asking for them. Workers may be
+  /// threads of this process, each of which does so: pieces of all of them take a megabyte, however
+  /// many there are.
   workload::SumCheck check_result() const {
-    constexpr uint64_t kPiece = 1 << 16;
     const uint32_t element = dtype_bytes(gradient_.dtype);
+    const uint64_t most =
+        std::bit_ceil(std::max<uint64_t>((1 << 20) / element / gradient_.world, 512));
     std::vector<std::vector<uint64_t>> pieces(gradient_.world);
     std::vector<const void*> inputs;
     for (auto& piece : pieces) {
-      piece.resize(kPiece * element / sizeof(uint64_t));
+      piece.resize(most * element / sizeof(uint64_t));
       inputs.push_back(piece.data());
     }
     workload::SumCheck total;
-    for (uint64_t first = 0; first < gradient_.count; first += kPiece) {
-      const uint64_t count = std::min(kPiece, gradient_.count - first);
+    for (uint64_t first = 0; first < gradient_.count; first += most) {
+      const uint64_t count = std::min(most, gradient_.count - first);
       for (uint32_t worker = 0; worker < gradient_.world; ++worker) {
         generate(gradient_, {worker, 0}, {first, count}, pieces[worker].data());
       }

@@ -99,6 +99,14 @@ class PerfTest(AddendTest):
             self.assertLess(row["nmse"], 0.03 if row["codec"] in LOSSY else 2**-14, row)
         return found
 
+    def test_memory_grows_with_the_workers_not_with_their_square(self) -> None:
+        command = f"{ADDEND} perf --workers 128 -b 8K -e 8K -w 0 -n 1 -c dense --threads 1"
+        process = subprocess.Popen(shlex.split(command), stdout=subprocess.DEVNULL)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        self.assertEqual(process.returncode, 0)
+        self.assertLess(used.ru_maxrss, 1 << 20)  # KiB; 0.6 GiB are two huge pages a worker
+
     def test_processes_connect_to_each_other(self) -> None:
         with contextlib.ExitStack() as stack:  # ports that nobody has now
             sockets = [
