@@ -32,315 +32,174 @@ MAX_PLANES = 4
 MAX_REPORTED_ROUNDS = 8
 UNKNOWN = 2**64 - 1
 
-
-class Plane(ctypes.Structure):
-    _fields_ = [
-        ("op", c_int),
-        ("lanes", c_uint64),
-        ("data", c_void_p),
-        ("table", c_void_p),
-        ("sums", c_void_p),
-    ]
-
-
-class Round(ctypes.Structure):
-    _fields_ = [("plane_count", c_uint32), ("last", c_uint32), ("planes", Plane * MAX_PLANES)]
-
-
-class Part(ctypes.Structure):
-    _fields_ = [("codec", c_void_p), ("gradient", c_void_p)]
+# Types by the names that fields and arguments have below. A handle is a pointer.
+_TYPES: dict[str, Any] = {
+    "void": None,
+    "int": c_int,
+    "char": c_char,
+    "u8": c_uint8,
+    "u32": c_uint32,
+    "u64": c_uint64,
+    "f64": c_double,
+    "size": c_size_t,
+    "ptr": c_void_p,
+    "str": c_char_p,
+}
 
 
-class Claim(ctypes.Structure):
-    _fields_ = [("what", c_char_p), ("value", c_uint64)]
+def _type(name: str) -> Any:
+    """One of the above, a struct, a pointer as "u64*" or an array as "u64[8]"."""
+    if name not in _TYPES:
+        of, _, count = name[:-1].partition("[")
+        _TYPES[name] = _type(of) * int(count) if count else POINTER(_type(of))
+    return _TYPES[name]
 
 
-class Span(ctypes.Structure):
-    _fields_ = [("stage", c_int), ("begin_ns", c_uint64), ("end_ns", c_uint64)]
+def _struct(name: str, fields: str) -> Any:
+    """Of fields as C has them: a type, and the names that have it."""
+    kinds = (field.split() for field in fields.split(";"))
+    typed = [(one, _type(kind)) for kind, *names in kinds for one in names]
+    _TYPES[name] = type(name, (ctypes.Structure,), {"_fields_": typed})
+    return _TYPES[name]
 
 
-class Outcome(ctypes.Structure):
-    _fields_ = [
-        ("ticket", c_uint64),
-        ("status", c_int),
-        ("message", c_char_p),
-        ("spans", POINTER(Span)),
-        ("span_count", c_uint32),
-        ("repeats", c_uint32),
-    ]
+def _function(name: str, result: str, *arguments: str) -> Any:
+    _TYPES[name] = ctypes.CFUNCTYPE(_type(result), *map(_type, arguments))
+    return _TYPES[name]
 
 
-PrepareFunction = ctypes.CFUNCTYPE(c_int, c_void_p)
-DoneFunction = ctypes.CFUNCTYPE(None, c_void_p, POINTER(Outcome))
-SwitchFunction = ctypes.CFUNCTYPE(None, c_void_p, c_char_p)
-
-
-class Submission(ctypes.Structure):
-    _fields_ = [
-        ("size", c_uint32),
-        ("flags", c_uint32),
-        ("parts", POINTER(Part)),
-        ("part_count", c_uint32),
-        ("claim_count", c_uint32),
-        ("claims", POINTER(Claim)),
-        ("prepare", PrepareFunction),
-        ("done", DoneFunction),
-        ("context", c_void_p),
-    ]
-
-
-class PipelineOptions(ctypes.Structure):
-    _fields_ = [
-        ("size", c_uint32),
-        ("depth", c_uint32),
-        ("deadline_ns", c_uint64),
-        ("threads", c_uint32),
-    ]
-
-
-class Link(ctypes.Structure):
-    _fields_ = [("latency_us", c_double), ("gbit_per_s", c_double)]
-
-
-class MeshOptions(ctypes.Structure):
-    _fields_ = [
-        ("size", c_uint32),
-        ("world", c_uint32),
-        ("worker", c_uint32),
-        ("listener", c_int),
-        ("peers", POINTER(c_char_p)),
-        ("token", c_char_p),
-        ("token_bytes", c_uint64),
-        ("join_timeout_ns", c_uint64),
-    ]
-
-
-class Candidate(ctypes.Structure):
-    _fields_ = [
-        ("spec", c_char_p),
-        ("loss", c_uint32),
-        ("rounds", c_uint32),
-        ("factor", c_double),
-        ("bits", c_double),
-        ("union_bits", c_double),
-    ]
-
-
-class ControlSetup(ctypes.Structure):
-    _fields_ = [
-        ("size", c_uint32),
-        ("world", c_uint32),
-        ("options", c_char_p),
-        ("latency_us", c_double),
-        ("gbit_per_s", c_double),
-        ("candidates", POINTER(Candidate)),
-        ("candidate_count", c_uint64),
-        ("bucket_elements", POINTER(c_uint64)),
-        ("bucket_bytes", POINTER(c_uint64)),
-        ("bucket_count", c_uint64),
-    ]
-
-
-class Decision(ctypes.Structure):
-    _fields_ = [
-        ("size", c_uint32),
-        ("steps", c_uint32),
-        ("reference_steps", c_uint32),
-        ("reserved", c_uint32),
-        ("window", c_uint64),
-        ("plan", POINTER(c_uint32)),
-        ("why", POINTER(c_char_p)),
-        ("probe", POINTER(c_uint8)),
-        ("realised_s", c_double),
-        ("foreseen_s", c_double),
-        ("predicted_s", c_double),
-        ("predicted_dense_s", c_double),
-        ("phi", c_double),
-        ("latency_us", c_double),
-        ("gbit_per_s", c_double),
-    ]
-
-
-class RowLayout(ctypes.Structure):
-    _fields_ = [
-        ("size", c_uint32),
-        ("element", c_int),
-        ("width", c_uint64),
-        ("world", c_uint32),
-        ("worker", c_uint32),
-        ("seed", c_uint64),
-        ("id", c_uint64),
-        ("scale", c_double),
-        ("first_step", c_uint64),
-        ("network_latency_us", c_double),
-        ("network_gbit_per_s", c_double),
-    ]
-
-
-class RowGradient(ctypes.Structure):
-    _fields_ = [("rows", c_void_p), ("values", c_void_p), ("count", c_uint64)]
-
-
-class Segment(ctypes.Structure):
-    _fields_ = [("id", c_uint64), ("count", c_uint64)]
-
-
-class Layout(ctypes.Structure):
-    _fields_ = [
-        ("size", c_uint32),
-        ("dtype", c_int),
-        ("count", c_uint64),
-        ("world", c_uint32),
-        ("worker", c_uint32),
-        ("seed", c_uint64),
-        ("bucket", c_uint64),
-        ("network_latency_us", c_double),
-        ("network_gbit_per_s", c_double),
-        ("scale", c_double),
-        ("segments", POINTER(Segment)),
-        ("segment_count", c_uint64),
-        ("first_step", c_uint64),
-        ("device", c_uint32),
-        ("reserved", c_uint32),
-        ("stream", c_void_p),
-        ("segment_rows", POINTER(c_uint64)),
-        ("network_gathers", c_uint64),
-        ("network_narrows", c_uint64),
-    ]
-
-
-class Report(ctypes.Structure):
-    _fields_ = [
-        ("size", c_uint32),
-        ("rounds", c_uint32),
-        ("wire_bytes", c_uint64),
-        ("dense_bytes", c_uint64),
-        ("round_bytes", c_uint64 * MAX_REPORTED_ROUNDS),
-        ("local_nonzeros", c_uint64),
-        ("union_nonzeros", c_uint64),
-        ("cells", c_uint64),
-        ("stuck_keys", c_uint64),
-        ("escaped_values", c_uint64),
-        ("mode", c_char * 16),
-        ("fallback", c_char * 16),
-        ("sampled_energy", c_double),
-        ("sampled_error", c_double),
-        ("nonfinite", c_uint64),
-        ("contributors", c_uint64),
-        ("missing", c_uint64),
-    ]
-
-
-class ServiceOptions(ctypes.Structure):
-    _fields_ = [
-        ("size", c_uint32),
-        ("world", c_uint32),
-        ("worker", c_uint32),
-        ("slots", c_uint32),
-        ("payload_bytes", c_uint32),
-        ("quorum", c_uint32),
-        ("patience_ns", c_uint64),
-        ("join_timeout_ns", c_uint64),
-        ("aggregator", c_char_p),
-        ("job", c_char_p),
-        ("identity", c_char_p),
-        ("key", POINTER(c_uint8)),
-        ("authority", c_char_p),
-        ("certificate", c_char_p),
-        ("certificate_key", c_char_p),
-        ("return_timeout_ns", c_uint64),
-    ]
-
-
-ReduceFunction = ctypes.CFUNCTYPE(c_int, c_void_p, POINTER(Round), c_uint64)
-DeviceReduceFunction = ctypes.CFUNCTYPE(
-    c_int, c_void_p, POINTER(Round), c_uint32, c_void_p, c_uint64
+Plane = _struct("Plane", "int op; u64 lanes; ptr data table sums")
+Round = _struct("Round", f"u32 plane_count last; Plane[{MAX_PLANES}] planes")
+Part = _struct("Part", "ptr codec gradient")
+Claim = _struct("Claim", "str what; u64 value")
+Span = _struct("Span", "int stage; u64 begin_ns end_ns")
+Outcome = _struct(
+    "Outcome",
+    "u64 ticket; int status; str message; Span* spans; u32 span_count repeats",
+)
+PrepareFunction = _function("PrepareFunction", "int", "ptr")
+DoneFunction = _function("DoneFunction", "void", "ptr", "Outcome*")
+SwitchFunction = _function("SwitchFunction", "void", "ptr", "str")
+Submission = _struct(
+    "Submission",
+    "u32 size flags; Part* parts; u32 part_count claim_count; Claim* claims; "
+    "PrepareFunction prepare; DoneFunction done; ptr context",
+)
+PipelineOptions = _struct("PipelineOptions", "u32 size depth; u64 deadline_ns; u32 threads")
+Link = _struct("Link", "f64 latency_us gbit_per_s")
+MeshOptions = _struct(
+    "MeshOptions",
+    "u32 size world worker; int listener; str* peers; str token; u64 token_bytes join_timeout_ns",
+)
+Candidate = _struct("Candidate", "str spec; u32 loss rounds; f64 factor bits union_bits")
+ControlSetup = _struct(
+    "ControlSetup",
+    "u32 size world; str options; f64 latency_us gbit_per_s; Candidate* candidates; "
+    "u64 candidate_count; u64* bucket_elements bucket_bytes; u64 bucket_count",
+)
+Decision = _struct(
+    "Decision",
+    "u32 size steps reference_steps reserved; u64 window; u32* plan; str* why; u8* probe; "
+    "f64 realised_s foreseen_s predicted_s predicted_dense_s phi latency_us gbit_per_s",
+)
+RowLayout = _struct(
+    "RowLayout",
+    "u32 size; int element; u64 width; u32 world worker; u64 seed id; f64 scale; "
+    "u64 first_step; f64 network_latency_us network_gbit_per_s",
+)
+RowGradient = _struct("RowGradient", "ptr rows values; u64 count")
+Segment = _struct("Segment", "u64 id count")
+Layout = _struct(
+    "Layout",
+    "u32 size; int dtype; u64 count; u32 world worker; u64 seed bucket; "
+    "f64 network_latency_us network_gbit_per_s scale; Segment* segments; "
+    "u64 segment_count first_step; u32 device reserved; ptr stream; u64* segment_rows; "
+    "u64 network_gathers network_narrows",
+)
+Report = _struct(
+    "Report",
+    f"u32 size rounds; u64 wire_bytes dense_bytes; u64[{MAX_REPORTED_ROUNDS}] round_bytes; "
+    "u64 local_nonzeros union_nonzeros cells stuck_keys escaped_values; "
+    "char[16] mode fallback; f64 sampled_energy sampled_error; "
+    "u64 nonfinite contributors missing",
+)
+ServiceOptions = _struct(
+    "ServiceOptions",
+    "u32 size world worker slots payload_bytes quorum; u64 patience_ns join_timeout_ns; "
+    "str aggregator job identity; u8* key; str authority certificate certificate_key; "
+    "u64 return_timeout_ns",
+)
+ReduceFunction = _function("ReduceFunction", "int", "ptr", "Round*", "u64")
+DeviceReduceFunction = _function(
+    "DeviceReduceFunction", "int", "ptr", "Round*", "u32", "ptr", "u64"
 )
 
-
-_CODEC = c_void_p
-_REDUCER = c_void_p
-_PIPELINE = c_void_p
-# name, result, arguments. A c_int result is an addend_status.
+# Name, result, arguments. A result int is an addend_status.
 _FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
-    ("version", c_char_p, []),
-    ("last_error", c_char_p, []),
-    ("fold", c_int, [c_int, c_void_p, c_void_p, c_uint64]),
-    ("fold_tables", c_int, [c_int, c_void_p, c_void_p, c_size_t, c_void_p, c_uint64]),
-    ("fold_on_device", c_int, [c_int, c_void_p, c_void_p, c_uint64, c_void_p]),
-    (
-        "fold_tables_on_device",
-        c_int,
-        [c_int, c_void_p, c_void_p, c_size_t, c_void_p, c_uint64, c_void_p],
-    ),
-    ("layout_init", None, [POINTER(Layout), c_size_t]),
-    ("codec_create", c_int, [c_char_p, POINTER(Layout), POINTER(_CODEC)]),
-    ("codec_destroy", None, [_CODEC]),
-    ("codec_fingerprint", c_uint64, [_CODEC]),
-    ("codec_next_mode", c_char_p, [_CODEC]),
-    ("codec_begin", c_int, [_CODEC, c_void_p]),
-    ("codec_begin_in_place", c_int, [_CODEC, c_void_p]),
-    ("codec_next_round", c_int, [_CODEC, POINTER(Round)]),
-    ("codec_finish", c_int, [_CODEC, c_void_p]),
-    ("codec_cancel", None, [_CODEC]),
-    ("codec_skip_step", c_int, [_CODEC]),
-    ("codec_set_missing", c_int, [_CODEC, c_uint64]),
-    ("codec_save_state", c_int, [_CODEC, c_void_p, c_uint64, POINTER(c_uint64)]),
-    ("codec_load_state", c_int, [_CODEC, c_void_p, c_uint64]),
-    ("codec_save_segment", c_int, [_CODEC, c_uint64, c_void_p, c_uint64, POINTER(c_uint64)]),
-    ("codec_load_segment", c_int, [_CODEC, c_uint64, c_void_p, c_uint64]),
-    ("codec_read_residual", c_int, [_CODEC, c_void_p]),
-    ("codec_scale_residual", c_int, [_CODEC, c_double]),
-    ("codec_report", c_int, [_CODEC, POINTER(Report)]),
-    ("codec_memory_bytes", c_uint64, [_CODEC]),
-    ("service_options_init", None, [POINTER(ServiceOptions), c_size_t]),
-    ("service_create", c_int, [POINTER(ServiceOptions), POINTER(_REDUCER)]),
-    ("reducer_reduce", c_int, [_REDUCER, POINTER(Round), c_uint64]),
-    ("reducer_begin_step", None, [_REDUCER]),
-    ("reducer_missing", c_uint64, [_REDUCER]),
-    ("reducer_quorum", c_uint32, [_REDUCER]),
-    ("reducer_destroy", None, [_REDUCER]),
-    ("reducer_measure_link", c_int, [_REDUCER, c_uint64, POINTER(Link)]),
-    ("reducer_set_link", c_int, [_REDUCER, POINTER(Link)]),
-    ("local_create", c_int, [c_uint32, POINTER(_REDUCER)]),
-    ("mesh_options_init", None, [POINTER(MeshOptions), c_size_t]),
-    ("mesh_create", c_int, [POINTER(MeshOptions), POINTER(_REDUCER)]),
-    ("row_layout_init", None, [POINTER(RowLayout), c_size_t]),
-    ("row_codec_create", c_int, [c_char_p, POINTER(RowLayout), POINTER(_CODEC)]),
-    (
-        "row_codec_result",
-        c_int,
-        [_CODEC, POINTER(c_void_p), POINTER(c_void_p), POINTER(c_uint64)],
-    ),
-    (
-        "pipeline_create_with",
-        c_int,
-        [_REDUCER, POINTER(PipelineOptions), POINTER(_PIPELINE)],
-    ),
-    (
-        "pipeline_run",
-        c_int,
-        [_PIPELINE, POINTER(Submission), c_int, POINTER(c_int), POINTER(Outcome)],
-    ),
-    ("pipeline_stop", None, [_PIPELINE, c_int, c_char_p]),
-    ("pipeline_position", None, [_PIPELINE, POINTER(c_uint64), POINTER(c_uint32)]),
-    ("pipeline_destroy", None, [_PIPELINE]),
-    ("custom_create", c_int, [c_uint32, c_uint32, ReduceFunction, c_void_p, POINTER(_REDUCER)]),
-    (
-        "custom_create_for_devices",
-        c_int,
-        [c_uint32, c_uint32, DeviceReduceFunction, c_void_p, POINTER(_REDUCER)],
-    ),
-    ("fallback_create", c_int, [_REDUCER, _REDUCER, SwitchFunction, c_void_p, POINTER(_REDUCER)]),
-    ("staged_create", c_int, [_REDUCER, c_uint64, POINTER(_REDUCER)]),
-    ("set_error", None, [c_char_p]),
-    ("controller_create", c_int, [POINTER(ControlSetup), POINTER(c_void_p)]),
-    ("controller_destroy", None, [c_void_p]),
-    ("controller_first_steps", c_uint32, [c_void_p]),
-    ("controller_signals", c_uint64, [c_void_p]),
-    ("controller_decide", c_int, [c_void_p, POINTER(c_double), c_uint32, POINTER(Decision)]),
-    ("controller_trace", c_int, [c_void_p, c_void_p, c_uint64, POINTER(c_uint64)]),
-    ("control_factors", c_int, [c_char_p, POINTER(c_double), c_uint64, POINTER(c_uint64)]),
+    (name, _type(result), [_type(one) for one in arguments])
+    for name, result, *arguments in map(
+        str.split,
+        """\
+version str
+last_error str
+fold int int ptr ptr u64
+fold_tables int int ptr ptr size ptr u64
+fold_on_device int int ptr ptr u64 ptr
+fold_tables_on_device int int ptr ptr size ptr u64 ptr
+layout_init void Layout* size
+codec_create int str Layout* ptr*
+codec_destroy void ptr
+codec_fingerprint u64 ptr
+codec_next_mode str ptr
+codec_begin int ptr ptr
+codec_begin_in_place int ptr ptr
+codec_next_round int ptr Round*
+codec_finish int ptr ptr
+codec_cancel void ptr
+codec_skip_step int ptr
+codec_set_missing int ptr u64
+codec_save_state int ptr ptr u64 u64*
+codec_load_state int ptr ptr u64
+codec_save_segment int ptr u64 ptr u64 u64*
+codec_load_segment int ptr u64 ptr u64
+codec_read_residual int ptr ptr
+codec_scale_residual int ptr f64
+codec_report int ptr Report*
+codec_memory_bytes u64 ptr
+service_options_init void ServiceOptions* size
+service_create int ServiceOptions* ptr*
+reducer_reduce int ptr Round* u64
+reducer_begin_step void ptr
+reducer_missing u64 ptr
+reducer_quorum u32 ptr
+reducer_destroy void ptr
+reducer_measure_link int ptr u64 Link*
+reducer_set_link int ptr Link*
+local_create int u32 ptr*
+mesh_options_init void MeshOptions* size
+mesh_create int MeshOptions* ptr*
+row_layout_init void RowLayout* size
+row_codec_create int str RowLayout* ptr*
+row_codec_result int ptr ptr* ptr* u64*
+pipeline_create_with int ptr PipelineOptions* ptr*
+pipeline_run int ptr Submission* int int* Outcome*
+pipeline_stop void ptr int str
+pipeline_position void ptr u64* u32*
+pipeline_destroy void ptr
+custom_create int u32 u32 ReduceFunction ptr ptr*
+custom_create_for_devices int u32 u32 DeviceReduceFunction ptr ptr*
+fallback_create int ptr ptr SwitchFunction ptr ptr*
+staged_create int ptr u64 ptr*
+set_error void str
+controller_create int ControlSetup* ptr*
+controller_destroy void ptr
+controller_first_steps u32 ptr
+controller_signals u64 ptr
+controller_decide int ptr f64* u32 Decision*
+controller_trace int ptr ptr u64 u64*
+control_factors int str f64* u64 u64*
+""".splitlines(),
+    )
 ]
 
 
