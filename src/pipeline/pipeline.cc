@@ -237,6 +237,9 @@ class ThreadedPipeline final : public Pipeline {
     }
     lock.lock();
     bucket->encoded = true;
+    // Started here, if that is possible: where all cores are busy, a thread that is woken for it
+    // comes milliseconds later.
+    start_one(lock);
     work_.notify_all();
     // With the lock held: a wake that came after the bucket's end would reach whoever runs next.
     if (network_busy_) reducer_.wake();
@@ -253,26 +256,41 @@ class ThreadedPipeline final : public Pipeline {
   }
 
   bool network_one(Lock& lock) {
+    if (network_busy_) return false;
     if (stopped_ && !failure_) {
-      network_busy_ = true;
-      lock.unlock();
-      fail(*stopped_);
-      lock.lock();
-      network_busy_ = false;
-      return true;
+      talk(lock, [this] { fail(*stopped_); });
+    } else if (!start_one(lock)) {
+      if (under_way_.empty()) return encode_front(lock);
+      talk(lock, [this] { wait_for_oldest(); });
     }
-    Owned bucket = take_encoded();
-    if (!bucket && under_way_.empty()) return false;
+    return true;
+  }
+
+  // What is done with the reducer, by one thread at a time, without the lock.
+  template <typename Function>
+  void talk(Lock& lock, Function function) {
     network_busy_ = true;
     lock.unlock();
-    if (bucket) {
-      advance(std::move(bucket));
-    } else {
-      wait_for_oldest();
-    }
+    function();
     lock.lock();
     network_busy_ = false;
+  }
+
+  // Starts the round whose turn it is, if it is encoded and nobody talks to the reducer.
+  bool start_one(Lock& lock) {
+    if (network_busy_ || (stopped_ && !failure_)) return false;
+    Owned bucket = take_encoded();
+    if (!bucket) return false;
+    talk(lock, [&] { advance(std::move(bucket)); });
     return true;
+  }
+
+  // With nothing to move, whichever of two threads is awake first encodes what comes next: waking
+  // one after the other takes milliseconds where all cores are busy. Not what comes behind that,
+  // which would hold it up.
+  bool encode_front(Lock& lock) {
+    const bool front = !to_encode_.empty() && to_encode_.front() == in_order_.front().get();
+    return front && encode_one(lock);
   }
 
   // The bucket whose turn it is, if it is encoded.

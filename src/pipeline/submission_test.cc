@@ -45,6 +45,7 @@ class ScriptedReducer final : public Reducer {
   Result<uint64_t> start(Round& round) override {
     const std::lock_guard lock(mutex_);
     log += 's';
+    started_by = std::this_thread::get_id();
     rounds_.push_back(&round);
     changed_.notify_all();
     return rounds_.size() - 1;
@@ -94,6 +95,7 @@ class ScriptedReducer final : public Reducer {
     return *this;
   }
   std::string log;  // s: a start, w: the end of a wait, a: abandoned
+  std::thread::id started_by;
 
  private:
   static constexpr uint64_t kNone = ~uint64_t{0};
@@ -421,6 +423,23 @@ TEST(Submission, SpansTellWhatABucketDidInOrder) {
       }
     }
   });
+}
+
+TEST(Submission, ARoundIsStartedByWhoeverEncodedItIfNothingIsUnderWay) {
+  ScriptedReducer reducer;
+  Bench bench(1);
+  const auto pipeline = *create_pipeline(reducer);
+  for (int step = 0; step < 20; ++step) {
+    std::thread::id encoded_by;
+    Submission submission = bench.one(0);
+    submission.prepare = [&]() -> Status {
+      encoded_by = std::this_thread::get_id();
+      return {};
+    };
+    ASSERT_TRUE(submit_and_wait(*pipeline, std::move(submission)));
+    EXPECT_EQ(reducer.started_by, encoded_by);
+    EXPECT_NE(reducer.started_by, std::this_thread::get_id());
+  }
 }
 
 // ---- What comes before a gradient is read
