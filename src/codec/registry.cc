@@ -70,10 +70,10 @@ Status check_segments(const Layout& layout) {
     return make_error(Errc::kInvalidArgument, "the segments' counts do not add up to the layout's");
   }
   std::sort(ids.begin(), ids.end());
-  const auto twin = std::adjacent_find(ids.begin(), ids.end());
-  if (twin == ids.end()) return {};
-  return make_error(Errc::kInvalidArgument,
-                    "two segments have the id " + std::to_string(*twin) + ": ids must be unique");
+  const auto repeated = std::adjacent_find(ids.begin(), ids.end());
+  if (repeated == ids.end()) return {};
+  return make_error(Errc::kInvalidArgument, "two segments have the id " +
+                                                std::to_string(*repeated) + ": ids must be unique");
 }
 
 Status check_layout(const Layout& layout) {

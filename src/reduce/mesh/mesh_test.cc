@@ -669,7 +669,7 @@ TEST(MeshRendezvous, AMissingWorkerIsNamed) {
   EXPECT_NE(reducer.error().message.find("worker 0"), std::string::npos);
 }
 
-// A worker that restarts leaves connections behind, greeted or not.
+// A worker that restarts leaves connections behind, with or without a handshake.
 TEST(MeshRendezvous, AConnectionThatEndedIsNobody) {
   auto all = meshes(2);
   all[1].join_timeout = std::chrono::milliseconds(200);

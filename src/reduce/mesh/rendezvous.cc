@@ -39,7 +39,7 @@ struct Hello {
 static_assert(sizeof(Hello) == 64);
 
 // A connection on which hellos are under way.
-struct Greeting {
+struct Handshake {
   net::Descriptor socket;
   Clock::time_point until;  // when it is given up
   bool connecting = false;  // the system has not connected it yet
@@ -94,7 +94,7 @@ class Meeting {
   struct Call {
     net::Address address;
     Clock::time_point next{};  // attempt
-    Greeting greeting;
+    Handshake handshake;
   };
 
   uint32_t worker() const { return options_.worker; }
@@ -144,62 +144,62 @@ class Meeting {
     for (uint32_t w = 0; w < worker(); ++w) {
       Call& call = calls_[w];
       const auto now = Clock::now();
-      if (met_[w] || call.greeting.socket || now < call.next) continue;
+      if (met_[w] || call.handshake.socket || now < call.next) continue;
       call.next = now + kRetry;
       net::Descriptor made = net::make_socket(SOCK_STREAM);
       if (!made) return net::io_error("a socket");
       const bool connected = net::connect(made.get(), call.address) == 0;
       if (!connected && errno != EINPROGRESS) continue;
-      call.greeting = greeting(std::move(made));
-      call.greeting.own.to = w;
-      call.greeting.connecting = !connected;
+      call.handshake = handshake(std::move(made));
+      call.handshake.own.to = w;
+      call.handshake.connecting = !connected;
     }
     return {};
   }
 
-  Greeting greeting(net::Descriptor made) const {
-    Greeting greeting;
-    greeting.socket = std::move(made);
-    greeting.until = Clock::now() + kPatience;
-    greeting.own = hello_;
-    return greeting;
+  Handshake handshake(net::Descriptor made) const {
+    Handshake handshake;
+    handshake.socket = std::move(made);
+    handshake.until = Clock::now() + kPatience;
+    handshake.own = hello_;
+    return handshake;
   }
 
   // Waits a moment for something to happen, and does what can be done then.
   Status turn() {
     std::vector<pollfd> events;
-    std::vector<Greeting*> greetings;
-    const auto add = [&](Greeting& one, bool calls) {
+    std::vector<Handshake*> handshakes;
+    const auto add = [&](Handshake& one, bool calls) {
       // Who was called speaks after who calls.
       const bool writes = calls ? one.sent < sizeof(Hello) : one.got == sizeof(Hello);
       events.push_back({one.socket.get(), static_cast<short>(writes ? POLLOUT : POLLIN), 0});
-      greetings.push_back(&one);
+      handshakes.push_back(&one);
     };
     for (Call& call : calls_) {
-      if (call.greeting.socket) add(call.greeting, true);
+      if (call.handshake.socket) add(call.handshake, true);
     }
-    const std::size_t calls = greetings.size();
-    for (Greeting& one : callers_)
+    const std::size_t calls = handshakes.size();
+    for (Handshake& one : callers_)
       add(one, false);
     const bool room = callers_.size() < kMaxStrangers;
     events.push_back({room ? listener_.get() : -1, POLLIN, 0});
     if (poll(events.data(), events.size(), static_cast<int>(kRetry.count())) < 0 && errno != EINTR)
       return net::io_error("poll");
-    for (std::size_t i = 0; i < greetings.size(); ++i) {
-      if (events[i].revents != 0) move(*greetings[i], i < calls);
-      if (greetings[i]->over()) {
-        settle(*greetings[i]);
-      } else if (Clock::now() >= greetings[i]->until) {
-        greetings[i]->socket = net::Descriptor();
+    for (std::size_t i = 0; i < handshakes.size(); ++i) {
+      if (events[i].revents != 0) move(*handshakes[i], i < calls);
+      if (handshakes[i]->over()) {
+        settle(*handshakes[i]);
+      } else if (Clock::now() >= handshakes[i]->until) {
+        handshakes[i]->socket = net::Descriptor();
       }
     }
-    std::erase_if(callers_, [](const Greeting& one) { return !one.socket; });
+    std::erase_if(callers_, [](const Handshake& one) { return !one.socket; });
     accept_some();
     return {};
   }
 
   // Sends or receives what can be of the hellos; closes what fails.
-  void move(Greeting& one, bool calls) {
+  void move(Handshake& one, bool calls) {
     if (one.connecting) {
       int error = 0;
       socklen_t size = sizeof(error);
@@ -222,7 +222,7 @@ class Meeting {
     }
   }
 
-  static void drop(Greeting& one) { one.socket = net::Descriptor(); }
+  static void drop(Handshake& one) { one.socket = net::Descriptor(); }
 
   bool known(const Hello& hello) {
     const bool ours = hello.magic == hello_.magic && hello.to == worker() &&
@@ -234,7 +234,7 @@ class Meeting {
     return ours && hello.group == hello_.group && hello.world == hello_.world;
   }
 
-  void settle(Greeting& one) {
+  void settle(Handshake& one) {
     const Hello& other = one.other;
     // A worker that calls again did not hear us the first time.
     if (known(other) && other.from == one.own.to) met_[other.from] = std::move(one.socket);
@@ -253,7 +253,7 @@ class Meeting {
       net::Descriptor made(
           accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (!made) return;
-      callers_.push_back(greeting(std::move(made)));
+      callers_.push_back(handshake(std::move(made)));
     }
   }
 
@@ -262,7 +262,7 @@ class Meeting {
   net::Descriptor listener_;
   std::vector<net::Descriptor> met_;  // by worker
   std::vector<Call> calls_;           // to workers before us
-  std::vector<Greeting> callers_;
+  std::vector<Handshake> callers_;
   std::string refusal_;  // what a worker said that we cannot accept
 };
 
