@@ -72,6 +72,9 @@ class Reducer {
   /// safe to call where layouts may differ.
   Status agree(std::span<const Claim> claims, Deadline deadline);
   static constexpr std::size_t kMaxClaims = 8;
+  /// agree, then reduce unless the round has no planes. May have both under way at once, so after a
+  /// kMismatch the group may be unusable.
+  virtual Status reduce_step(std::span<const Claim> claims, Round& round, Deadline deadline);
 
   // ---- The same in two halves, so that several rounds can be under way: reduce is start and wait,
   // and what agree compares can travel with the first round of a step. A reducer that does not say

@@ -93,10 +93,25 @@ class FallbackReducer final : public Reducer {
   Status reduce(Round& round, Deadline deadline) override {
     // Nothing is waited for in an empty round, so it tells nothing about where the others are.
     if (round.bytes() == 0) return {};
+    return reduce_by(round, deadline,
+                     [&](Reducer& reducer) { return reducer.reduce(round, deadline); });
+  }
+  Status reduce_step(std::span<const Claim> claims, Round& round, Deadline deadline) override {
+    return reduce_by(round, deadline, [&](Reducer& reducer) {
+      return reducer.reduce_step(claims, round, deadline);
+    });
+  }
+
+ private:
+  using Way = std::function<Status(Reducer&)>;
+
+  Reducer& active() const { return primary_ ? *primary_ : *fallback_; }
+
+  // `way`: what either of the two is asked, to sum this round.
+  Status reduce_by(Round& round, Deadline deadline, const Way& way) {
     ADDEND_TRY(check_host_memory(round));
     if (!broken_.empty()) return make_error(Errc::kUnavailable, broken_);
-    const Status status =
-        primary_ ? reduce_first(round, deadline) : fallback_->reduce(round, deadline);
+    const Status status = primary_ ? reduce_first(round, deadline, way) : way(*fallback_);
     // Whoever fails does not know where the others are: a later round of theirs may look like ours.
     const bool lasting = !status && status.error().code != Errc::kChanged &&
                          status.error().code != Errc::kInvalidArgument;
@@ -104,14 +119,11 @@ class FallbackReducer final : public Reducer {
     return status;
   }
 
- private:
-  Reducer& active() const { return primary_ ? *primary_ : *fallback_; }
-
-  Status reduce_first(Round& round, Deadline deadline) {
+  Status reduce_first(Round& round, Deadline deadline, const Way& way) {
     contribution_.take(round, Copy::Of::kContribution);
-    const Status status = primary_->reduce(round, deadline);
+    const Status status = way(*primary_);
     if (!status && is_gone(status.error().code))
-      return switch_over(status.error(), round, deadline);
+      return switch_over(status.error(), round, deadline, way);
     const bool changed = !status && status.error().code == Errc::kChanged;
     if (status || changed) {
       ++completed_;
@@ -121,7 +133,7 @@ class FallbackReducer final : public Reducer {
     return status;
   }
 
-  Status switch_over(const Error& why, Round& round, Deadline deadline) {
+  Status switch_over(const Error& why, Round& round, Deadline deadline, const Way& way) {
     {
       const std::lock_guard lock(switching_);
       if (interrupted_) return why;
@@ -144,7 +156,7 @@ class FallbackReducer final : public Reducer {
     if (is_taken(completed_ + 1)) return take_sums(round, deadline);
     if (is_taken(completed_ + 3)) ADDEND_TRY(share_sums(deadline));
     contribution_.give(round);
-    return fallback_->reduce(round, deadline);
+    return way(*fallback_);
   }
 
   // Some workers have this round's sums, all of them the same bits; OR with nothing keeps them.

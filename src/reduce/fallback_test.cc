@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstring>
+#include <functional>
 #include <numeric>
 
 #include "addend/reduce.h"
@@ -45,8 +46,16 @@ constexpr uint64_t kLanes = 1001;
 
 uint16_t entry(uint64_t i) { return static_cast<uint16_t>(7 * i); }
 
+using Reduce = std::function<Status(Reducer&, Round&)>;
+
+Status reduce(Reducer& reducer, Round& round) { return reducer.reduce(round, far()); }
+Status reduce_step(Reducer& reducer, Round& round) {
+  const Reducer::Claim claims[] = {{"the weather", 7}};
+  return reducer.reduce_step(claims, round, far());
+}
+
 // Rounds of two planes, and empty ones between them; every sum is checked.
-void reduce_rounds(Reducer& reducer, uint32_t rounds) {
+void reduce_rounds(Reducer& reducer, uint32_t rounds, const Reduce& reduce) {
   std::array<uint16_t, 16> table;
   for (uint64_t i = 0; i < table.size(); ++i)
     table[i] = entry(i);
@@ -58,7 +67,7 @@ void reduce_rounds(Reducer& reducer, uint32_t rounds) {
     Round round;
     round.add({Op::kSumF32, kLanes, lanes.data(), nullptr, nullptr});
     round.add({Op::kTableSumU16, kLanes + 1, indices.data(), table.data(), sums.data()});
-    const Status status = reducer.reduce(round, far());
+    const Status status = reduce(reducer, round);
     ASSERT_TRUE(status) << status.error().message;
     for (uint64_t i = 0; i < kLanes; ++i) {
       ASSERT_EQ(lanes[i], static_cast<float>(3 * i + 30 * r + 3)) << "round " << r << " lane " << i;
@@ -66,22 +75,33 @@ void reduce_rounds(Reducer& reducer, uint32_t rounds) {
     }
     Round empty;
     empty.add({Op::kSumF32, 0, lanes.data(), nullptr, nullptr});
-    ASSERT_TRUE(reducer.reduce(empty, far()));
+    ASSERT_TRUE(reduce(reducer, empty));
   }
 }
 
-TEST(FallbackReducer, FinishesWhateverTheWorkersWereTold) {
+// Dies in this round of the primary's.
+void finish_after(uint32_t round, const Reduce& reduce) {
   for (uint64_t told = 0; told < 1u << kWorld; ++told) {
     auto primary = create_local_group(kWorld), secondary = create_local_group(kWorld);
     spawn_workers(kWorld, {}, [&](uint32_t w, Reducer&) {
       uint32_t switches = 0;
-      auto reducer =
-          create_fallback_reducer(std::make_unique<DyingReducer>((*primary)->reducer(w), 3, told),
-                                  (*secondary)->reducer(w), [&](const Error&) { ++switches; });
+      auto reducer = create_fallback_reducer(
+          std::make_unique<DyingReducer>((*primary)->reducer(w), round, told),
+          (*secondary)->reducer(w), [&](const Error&) { ++switches; });
       ASSERT_TRUE(reducer);
-      reduce_rounds(**reducer, 6);
+      reduce_rounds(**reducer, 6, reduce);
       EXPECT_EQ(switches, 1u);
     });
+  }
+}
+
+TEST(FallbackReducer, FinishesWhateverTheWorkersWereTold) { finish_after(3, reduce); }
+
+// Claims, planes, claims of an empty round; claims, planes ...
+TEST(FallbackReducer, FinishesAStepWhoseClaimsOrPlanesOnlySomeHave) {
+  for (const uint32_t round : {3, 4, 5}) {
+    SCOPED_TRACE(round);
+    finish_after(round, reduce_step);
   }
 }
 

@@ -6,43 +6,64 @@
 #include <utility>
 #include <vector>
 
-#include "addend/reduce.h"
+#include "reduce/claims.h"
+#include "wire/hash.h"
 
 namespace addend {
 
-// All workers hold w iff max(w) == w and max(~w) == ~w: one max plane of fixed size shows it to all
-// of them alike. Values are sent in 32-bit halves, each with its complement, and the plane always
-// has room for kMaxClaims.
-Status Reducer::agree(std::span<const Claim> claims, Deadline deadline) {
-  constexpr std::size_t kLanesPerClaim = 4;
-  if (claims.size() > kMaxClaims) {
-    return make_error(Errc::kInvalidArgument, "agree takes at most 8 claims");
-  }
-  std::array<uint32_t, kMaxClaims * kLanesPerClaim> lanes{};
+ClaimLanes::ClaimLanes(std::span<const Reducer::Claim> claims) : claims_(claims) {
   for (std::size_t i = 0; i < claims.size(); ++i) {
     const auto low = static_cast<uint32_t>(claims[i].value);
     const auto high = static_cast<uint32_t>(claims[i].value >> 32);
-    lanes[i * kLanesPerClaim] = low;
-    lanes[i * kLanesPerClaim + 1] = ~low;
-    lanes[i * kLanesPerClaim + 2] = high;
-    lanes[i * kLanesPerClaim + 3] = ~high;
+    lanes_[i * kLanesPerClaim] = low;
+    lanes_[i * kLanesPerClaim + 1] = ~low;
+    lanes_[i * kLanesPerClaim + 2] = high;
+    lanes_[i * kLanesPerClaim + 3] = ~high;
   }
-  Round round;
-  round.add({Op::kMaxU32, lanes.size(), lanes.data(), nullptr, nullptr});
-  begin_step();
-  ADDEND_TRY(reduce(round, deadline));
-  for (std::size_t i = 0; i < claims.size(); ++i) {
-    const uint32_t* lane = lanes.data() + i * kLanesPerClaim;
+}
+
+Status ClaimLanes::check(const Reducer& reducer) const {
+  for (std::size_t i = 0; i < claims_.size(); ++i) {
+    const uint32_t* lane = lanes_.data() + i * kLanesPerClaim;
     // The largest value equals the smallest (the complement of the largest complement) iff all are
     // equal; whether ours is, too, does not follow if we are missing.
     const bool all_equal = lane[0] == ~lane[1] && lane[2] == ~lane[3];
-    if (all_equal && (uint64_t{lane[2]} << 32 | lane[0]) == claims[i].value) continue;
-    return make_error(Errc::kMismatch, std::string("workers differ in ") + claims[i].what +
-                                           "; worker " + std::to_string(worker()) + " of " +
-                                           std::to_string(world()) + " has " +
-                                           std::to_string(claims[i].value));
+    if (all_equal && (uint64_t{lane[2]} << 32 | lane[0]) == claims_[i].value) continue;
+    return make_error(Errc::kMismatch, std::string("workers differ in ") + claims_[i].what +
+                                           "; worker " + std::to_string(reducer.worker()) + " of " +
+                                           std::to_string(reducer.world()) + " has " +
+                                           std::to_string(claims_[i].value));
   }
   return {};
+}
+
+uint64_t shape_of(const Round& round) {
+  uint64_t hash = round.size;
+  for (const Plane& plane : round) {
+    hash = addend_random(hash, static_cast<uint64_t>(plane.op));
+    hash = addend_random(hash, plane.lanes);
+    const auto* table = static_cast<const uint8_t*>(plane.table);
+    for (uint32_t i = 0; i < op_table_bytes(plane.op); ++i)
+      hash = addend_random(hash, table[i]);
+  }
+  return hash;
+}
+
+Status Reducer::agree(std::span<const Claim> claims, Deadline deadline) {
+  if (claims.size() > kMaxClaims) {
+    return make_error(Errc::kInvalidArgument, "agree takes at most 8 claims");
+  }
+  ClaimLanes lanes(claims);
+  Round round;
+  round.add(lanes.plane());
+  begin_step();
+  ADDEND_TRY(reduce(round, deadline));
+  return lanes.check(*this);
+}
+
+Status Reducer::reduce_step(std::span<const Claim> claims, Round& round, Deadline deadline) {
+  ADDEND_TRY(agree(claims, deadline));
+  return round.size > 0 ? reduce(round, deadline) : Status();
 }
 
 Result<Link> measure_link(Reducer& reducer, Deadline deadline) {
@@ -104,10 +125,10 @@ Result<bool> Reducer::wait(uint64_t number, Deadline deadline) {
     if (started.number > number) break;
     if (!started.over) {
       started.over = true;
+      const auto claims = std::span(started.claims).first(started.claim_count);
       if (started.first) {
-        started.status = agree(std::span(started.claims).first(started.claim_count), deadline);
-      }
-      if (started.status && started.round->size > 0) {
+        started.status = reduce_step(claims, *started.round, deadline);
+      } else if (started.round->size > 0) {
         started.status = reduce(*started.round, deadline);
       }
     }

@@ -8,6 +8,7 @@
 
 #include "addend/fold.h"
 #include "base/bits.h"
+#include "reduce/claims.h"
 #include "wire/hash.h"
 
 namespace addend::mesh {
@@ -23,14 +24,6 @@ uint8_t* lanes_at(const Plane& plane, uint64_t lane) {
 uint8_t* sums_at(const Plane& plane, uint64_t lane) {
   void* sums = is_table_sum(plane.op) ? plane.sums : plane.data;
   return static_cast<uint8_t*>(sums) + op_sum_bytes(plane.op, lane);
-}
-
-uint64_t hash_of_table(const Plane& plane) {
-  const auto* table = static_cast<const uint8_t*>(plane.table);
-  uint64_t hash = 0;
-  for (uint32_t i = 0; i < op_table_bytes(plane.op); ++i)
-    hash = addend_random(hash, table[i]);
-  return hash;
 }
 
 // Bounds that are none are as good as no hint. If they are wrong on one worker only, the ways
@@ -61,11 +54,8 @@ Transfer::Segment Transfer::segment(const Plane& plane, uint32_t worker) const {
 }
 
 uint64_t Transfer::hash_of_round() const {
-  uint64_t hash = addend_random(round_.size, static_cast<uint64_t>(way_));
+  uint64_t hash = addend_random(shape_of(round_), static_cast<uint64_t>(way_));
   for (const Plane& plane : round_) {
-    hash = addend_random(hash, static_cast<uint64_t>(plane.op));
-    hash = addend_random(hash, plane.lanes);
-    if (is_table_sum(plane.op)) hash = addend_random(hash, hash_of_table(plane));
     for (uint32_t w = 0; way_ == Way::kGather && w <= world_; ++w)
       hash = addend_random(hash, plane.bounds[w]);
   }

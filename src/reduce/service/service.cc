@@ -25,8 +25,10 @@
 #include "base/bits.h"
 #include "net/descriptor.h"
 #include "net/udp_socket.h"
+#include "reduce/claims.h"
 #include "reduce/host_memory.h"
 #include "reduce/service/chunks.h"
+#include "reduce/service/forecast.h"
 #include "reduce/service/session.h"
 #include "reduce/service/shared_exponent.h"
 #include "reduce/service/stream.h"
@@ -88,10 +90,19 @@ class ServiceReducer final : public Reducer {
       }
       as_integers = true;
     }
-    Status status = as_integers ? run_as_integers(round, deadline) : run(round, deadline);
-    if (!status && status.error().code != Errc::kChanged)
-      broken_ = "an earlier round failed: " + status.error().message;
-    return status;
+    return note(as_integers ? run_as_integers(round, deadline) : run(round, deadline));
+  }
+
+  // Planes that all workers expect to be of this shape do not wait for the claims
+  // (docs/decisions/0061-claims-over-a-server.md).
+  Status reduce_step(std::span<const Claim> claims, Round& round, Deadline deadline) override {
+    const uint64_t shape = shape_of(round);
+    const bool at_once = forecast_.expects(shape) && may_follow(round) &&
+                         claims.size() <= kMaxClaims && broken_.empty();
+    ADDEND_TRY(at_once ? note(run_step(claims, round, deadline))
+                       : Reducer::reduce_step(claims, round, deadline));
+    forecast_.add(shape);
+    return {};
   }
 
   // A step that begins again because workers went during it does so without them: if they were
@@ -176,7 +187,33 @@ class ServiceReducer final : public Reducer {
     return {};
   }
 
-  Status run(Round& round, Deadline deadline) {
+  // A group is of no use after an error, but for a step that begins again.
+  Status note(Status status) {
+    if (!status && status.error().code != Errc::kChanged)
+      broken_ = "an earlier round failed: " + status.error().message;
+    return status;
+  }
+
+  // Whether a round can be under way together with the claims of its step. With a quorum the claims
+  // decide who is in it, and one frame is decided once.
+  bool may_follow(const Round& round) const {
+    return quorum_ == 0 && round.size < Round::kMaxPlanes && check_host_memory(round) &&
+           std::all_of(round.begin(), round.end(), [&](const Plane& p) { return allows(p.op); });
+  }
+
+  Status run_step(std::span<const Claim> claims, const Round& round, Deadline deadline) {
+    ClaimLanes lanes(claims);
+    Round both;
+    both.add(lanes.plane());
+    for (const Plane& plane : round)
+      both.add(plane);
+    begin_step();
+    return run(both, deadline, &lanes);
+  }
+
+  // `claims`: those of the first plane, a chunk of its own. A worker that brings others may never
+  // send the planes behind them.
+  Status run(Round& round, Deadline deadline, const ClaimLanes* claims = nullptr) {
     if (ended_) return session_->error_of(*ended_);
     std::array<uint32_t, Round::kMaxPlanes> tables{};
     for (std::size_t p = 0; p < round.size; ++p) {
@@ -190,15 +227,23 @@ class ServiceReducer final : public Reducer {
     const uint64_t first = stream_.extend(chunks.size());
     absent_somewhere_ = 0;
     absent_everywhere_ = ~uint64_t{0};
+    first_came_ = false;
+    const bool behind_claims = claims != nullptr;
     while (!stream_.complete()) {
       for (uint64_t number = 0; stream_.next(number);) {
         const Chunk chunk = chunks.at(number - first);
         const auto plane = static_cast<std::size_t>(chunk.plane - round.planes.data());
-        stream_.add(number, {chunk.plane->op, chunk.contribution(), tables[plane], entry_});
+        // Planes behind claims look as they would in a round of their own.
+        const bool entry = entry_ && (plane == 0 || !behind_claims);
+        stream_.add(number, {chunk.plane->op, chunk.contribution(), tables[plane], entry});
       }
       ADDEND_TRY(send());
       ADDEND_TRY(wait(deadline));
       ADDEND_TRY(receive(chunks, first));
+      if (claims != nullptr && first_came_) {
+        ADDEND_TRY(claims->check(*this));
+        claims = nullptr;
+      }
       if (ended_ && !stream_.complete()) return session_->error_of(*ended_);
     }
     return take_set();
@@ -301,6 +346,7 @@ class ServiceReducer final : public Reducer {
                               "sums that it lacks are gone; take the model's state from another "
                               "worker and join anew");
           case Stream::Verdict::kArrived:
+            first_came_ = first_came_ || arrival.number == first;
             store(chunks.at(arrival.number - first), arrival);
         }
       }
@@ -434,14 +480,16 @@ class ServiceReducer final : public Reducer {
   bool was_by_leaf_;    // and not longer than it can send on
   Stream stream_;
   IntegerRounds integer_rounds_;
+  Forecast forecast_;
   std::vector<Table> tables_;
   std::vector<std::span<const uint8_t>> pieces_;
   std::string broken_;
   std::optional<addend_control_ended> ended_;  // the server told everybody why the epoch is over
 
-  bool first_ = true;     // the round in progress, or the next, is the first of a step
-  bool entry_ = true;     // and absent workers may come back in it
-  bool changed_ = false;  // the last step must begin again
+  bool first_ = true;        // the round in progress, or the next, is the first of a step
+  bool entry_ = true;        // and absent workers may come back in it
+  bool changed_ = false;     // the last step must begin again
+  bool first_came_ = false;  // the first chunk of this round has come back
   uint64_t missing_ = 0;
   uint64_t absent_somewhere_ = 0, absent_everywhere_ = 0;  // in the chunks of this round
 };
