@@ -12,15 +12,20 @@
 namespace addend::control {
 namespace {
 
-constexpr double kWorthIt = 1.05;  // gain for which a plan is left
-constexpr double kNoise = 1.001;   // gain of one bucket that is none
-constexpr uint64_t kDwell = 3;     // windows that a bucket keeps its codec, and that are short
-constexpr uint32_t kFirstSteps = 7, kTrialSteps = 10;                // of such windows, at least
+constexpr double kWorthIt = 1.05;                      // gain for which a plan is left
+constexpr double kNoise = 1.001;                       // gain of one bucket that is none
+constexpr double kMostSpread = 0.3, kSpreading = 0.5;  // of a plan's windows; weight of the newest
+constexpr uint64_t kDwell = 3;  // windows that a bucket keeps its codec, and that are short
+// Of such windows, at least; a first one has its own steps, one that settles, and one that looks.
+constexpr uint32_t kFirstSteps = 5, kTrialSteps = 10;
 constexpr double kSlower = 1.02, kMuchSlower = 1.1, kFarSlower = 2;  // than dense
+constexpr double kClearlyFaster = 0.9;  // needs no dense steps beside it while it is tried
 constexpr uint32_t kSlowWindows = 3;
 constexpr uint64_t kHold = 10, kMostHold = 160;  // windows that a plan which was slower stays away
-constexpr uint64_t kReferenceEvery = 500;        // steps
+constexpr uint64_t kReferenceEvery = 500;        // steps, at least,
+constexpr double kReferenceCost = 0.01;          // of the time at most
 constexpr uint32_t kReferenceSteps = 3;
+constexpr uint64_t kMemory = 20;  // windows for which a plan's own steps say what it takes
 constexpr uint64_t kDropsWindows = 10;
 constexpr std::size_t kMostDrops = 3;
 constexpr double kResidualCap = 20;  // norms of the gradient
@@ -50,6 +55,13 @@ struct Past {
   std::vector<uint64_t> barred_until;  // of each candidate
 };
 
+/// A plan that ran: its step against what a dense one is predicted to take.
+struct Tried {
+  Plan plan;
+  double of_dense;
+  uint64_t window;
+};
+
 class Auto final : public Controller {
  public:
   explicit Auto(const Setup& setup) : setup_(setup), costs_(setup_) { forget(); }
@@ -57,7 +69,9 @@ class Auto final : public Controller {
   Auto(const Auto&) = delete;
   Auto& operator=(const Auto&) = delete;
 
-  uint32_t first_steps() const override { return setup_.options.window; }
+  uint32_t first_steps() const override {
+    return std::min(setup_.options.window, std::max(kFirstSteps, setup_.options.window / 10));
+  }
 
   Result<Decision> decide(const Observation& seen) override {
     ADDEND_TRY(check_shape(setup_, seen));
@@ -67,8 +81,10 @@ class Auto final : public Controller {
     }
     const bool moved = costs_.learn(seen, plan_);
     look(seen);
+    remember(seen, moved);
     judge(seen);
     const std::vector<Choices> choices = restrict(seen, moved);
+    provisional_ = exact_only();
     Decision out;
     out.window = window_;
     out.realised_s = seen.step.step_s;
@@ -89,7 +105,32 @@ class Auto final : public Controller {
     return std::all_of(plan_.begin(), plan_.end(), [](uint32_t c) { return c == 0; });
   }
   bool exact_only() const { return !warm_ || rate_changed_; }
-  double worth(const Plan& plan) const { return costs_.phi(plan) / costs_.predict(plan); }
+  double worth(const Plan& plan) const { return costs_.phi(plan) / step_s(plan); }
+  double dense_step_s() const { return costs_.predict(Plan(buckets(), 0)); }
+  uint32_t short_window() const {
+    return std::min(setup_.options.window, std::max(kTrialSteps, setup_.options.window / 10));
+  }
+
+  // What a plan's own steps took, if it ran lately: where cores are shared, codecs slow down what
+  // no lane shows.
+  double step_s(const Plan& plan) const {
+    for (const Tried& one : tried_) {
+      if (one.plan == plan) return one.of_dense * dense_step_s();
+    }
+    return costs_.predict(plan);
+  }
+
+  void remember(const Observation& seen, bool moved) {
+    std::erase_if(tried_, [&](const Tried& one) {
+      return moved || one.window + kMemory <= window_ || one.plan == plan_;
+    });
+    const double now = seen.step.step_s;
+    if (!moved && now > 0 && !all_dense()) tried_.push_back({plan_, now / dense_step_s(), window_});
+    // What windows of one plan differ by, windows of two may differ by for no reason.
+    if (before_s_ > 0 && now > 0 && window_ != changed_at_ + 1)
+      spread_ += kSpreading * (std::min(kMostSpread, std::fabs(now / before_s_ - 1)) - spread_);
+    before_s_ = now;
+  }
 
   // As if nothing had been seen yet: of another world, nothing holds.
   void forget() {
@@ -104,6 +145,9 @@ class Auto final : public Controller {
     dense_until_ = slow_ = 0;
     hold_ = kHold;
     dense_s_ = foreseen_s_ = 0;
+    tried_.clear();
+    fresh_ = false;
+    before_s_ = spread_ = 0;
   }
 
   // Learning rate and norms: whether gradients are in a state that errors may do harm in.
@@ -122,16 +166,21 @@ class Auto final : public Controller {
     energy_ = energy;
   }
 
-  // Never slower than dense: against steps of this very window that went dense.
+  // Never slower than dense: against steps of this very window that went dense; if far slower, also
+  // against those of the window before.
   void judge(const Observation& seen) {
-    const double now = seen.step.step_s, reference = seen.step.dense_step_s;
+    const double now = seen.step.step_s;
+    double reference = seen.step.dense_step_s;
     if (std::isnan(now)) return;  // no step of the window was the plan's alone
     if (all_dense()) {
       dense_s_ = now;
       slow_ = 0;
+      fresh_ = true;
       return;
     }
-    if (std::isnan(reference)) return;
+    if (fresh_ && std::isnan(reference) && now > kFarSlower * dense_s_) reference = dense_s_;
+    fresh_ = !std::isnan(reference);
+    if (!fresh_) return;
     dense_s_ = reference;
     if (now <= kSlower * reference) {
       slow_ = 0;
@@ -160,7 +209,7 @@ class Auto final : public Controller {
       const double density = seen.buckets[b].union_density;
       const bool other = moved || std::fabs(density - past_[b].density) > kMoved * past_[b].density;
       if (!std::isnan(density)) past_[b].density = density;
-      dwell(b, other || dropped || exact_only(), mine);
+      dwell(b, other || dropped || exact_only() || provisional_, mine);
     }
     return all;
   }
@@ -263,6 +312,13 @@ class Auto final : public Controller {
     plan[b] = found;
   }
 
+  static bool allowed(const std::vector<Choices>& choices, const Plan& plan) {
+    for (uint64_t b = 0; b < plan.size(); ++b) {
+      if (choices[b].allowed[plan[b]] == 0) return false;
+    }
+    return true;
+  }
+
   void choose(const std::vector<Choices>& choices, bool moved, Decision& out) {
     Plan stay = plan_, dense(buckets(), 0);
     for (uint64_t b = 0; b < buckets(); ++b) {
@@ -270,8 +326,11 @@ class Auto final : public Controller {
       if (choices[b].allowed[0] == 0) dense[b] = plan_[b];  // it dwells
     }
     Plan target = solve(choices);
+    for (const Tried& one : tried_) {
+      if (allowed(choices, one.plan) && worth(one.plan) > kNoise * worth(target)) target = one.plan;
+    }
     if (worth(target) < kWorthIt * worth(dense)) target = dense;
-    const bool leave = moved || worth(target) >= kWorthIt * worth(stay);
+    const bool leave = moved || worth(target) >= std::max(kWorthIt, 1 + spread_) * worth(stay);
     const Plan& next = leave ? target : stay;
     for (uint64_t b = 0; b < buckets(); ++b) {
       Reason why = choices[b].why;
@@ -281,8 +340,8 @@ class Auto final : public Controller {
     }
     changed_at_ = next == plan_ ? changed_at_ : window_;
     plan_ = out.plan = next;
-    out.predicted_s = costs_.predict(plan_);
-    out.predicted_dense_s = costs_.predict(Plan(buckets(), 0));
+    out.predicted_s = step_s(plan_);
+    out.predicted_dense_s = dense_step_s();
     out.phi = costs_.phi(plan_);
   }
 
@@ -291,22 +350,30 @@ class Auto final : public Controller {
     const Options& options = setup_.options;
     const double step_s = seen.step.step_s;
     const bool trial = !all_dense() && window_ - changed_at_ < kDwell;
+    const bool first = trial && window_ == changed_at_;
     out.steps = options.window;
     if (trial) {
-      const bool first = window_ == changed_at_;
-      out.steps = first ? kFirstSteps : std::max(kTrialSteps, options.window / 10);
-      out.steps = std::min(options.window, out.steps);
+      out.steps = first ? std::min(options.window, kFirstSteps) : short_window();
     } else if (step_s > 0 && step_s * options.window < options.window_s) {
       out.steps = static_cast<uint32_t>(std::min(std::ceil(options.window_s / step_s), 1e6));
     }
     since_reference_ += static_cast<uint64_t>(std::max(0.0, seen.step.steps));
-    const bool doubtful = slow_ > 0 || (dense_s_ > 0 && step_s > kSlower * dense_s_);
-    if (!all_dense() && (trial || doubtful || since_reference_ >= kReferenceEvery)) {
+    if (!all_dense() && wants_references(trial, first ? out.predicted_s : step_s)) {
       // Beside them there are a first step, which settles, a last one, which looks, and the plan's.
+      out.steps = std::min(options.window, std::max(out.steps, kFirstSteps + kReferenceSteps - 1));
       out.reference_steps = std::min(kReferenceSteps, out.steps > 4 ? out.steps - 4 : 0);
       since_reference_ = 0;
     }
     plan_probes(step_s, out);
+  }
+
+  // While a plan is tried, unless it is clearly faster; and now and then.
+  bool wants_references(bool trial, double step_s) const {
+    if (slow_ > 0 || (trial && !(step_s < kClearlyFaster * dense_s_))) return true;
+    if (dense_s_ > 0 && step_s > kSlower * dense_s_) return true;
+    const double cost_s = kReferenceSteps * std::max(0.0, dense_s_ - step_s);
+    const double steps = static_cast<double>(since_reference_);
+    return since_reference_ >= kReferenceEvery && cost_s <= kReferenceCost * steps * step_s;
   }
 
   // In turn, as far as one hundredth of the time goes; what was predicted badly comes first.
@@ -343,14 +410,18 @@ class Auto final : public Controller {
   uint64_t window_ = 0;
   uint64_t changed_at_ = 0;
   bool rate_changed_ = false;
+  bool provisional_ = false;  // only what loses nothing was allowed, the last time
   double rate_ = std::nan("");
   double energy_ = std::nan("");  // of the window before
   bool warm_ = false;
   uint64_t warm_until_ = 0;
   uint64_t dense_until_ = 0, hold_ = kHold;
   uint32_t slow_ = 0;
-  double dense_s_ = 0;  // a dense step, the last time that there was one
+  double dense_s_ = 0;  // a dense step, the last time that there was one,
+  bool fresh_ = false;  // which was in the window before
+  std::vector<Tried> tried_;
   double foreseen_s_ = 0;
+  double before_s_ = 0, spread_ = 0;  // a step of the window before; of windows of one plan
   uint64_t since_reference_ = 0;
   double credit_s_ = 0;
   uint64_t cursor_ = 0;

@@ -104,7 +104,7 @@ TEST(Auto, NoJobIsMoreThanTwoPercentSlowerThanDense) {
           job.gbit = gbit;
           job.setup.bytes_per_s = gbit * 1.25e8;
           job.density = density;
-          job.drag_s = drag_s;
+          job.drag(drag_s);
           std::fill(job.excess.begin() + kExact, job.excess.end(), excess);
           ControlledRun run(job);
           run.go(100);

@@ -11,9 +11,11 @@ namespace {
 
 constexpr double kLinkMoved = 0.2;
 constexpr double kLeastBytes = 1 << 14;  // on the wire, to say anything about its speed
+constexpr double kWeightSteps = 20;      // that have to show what a codec's bytes weigh
 constexpr double kLeastWeight = 0.25, kMostWeight = 4;
 constexpr double kSmoothing = 0.3;
 constexpr double kGuessBytesPerS = 1e9;
+constexpr double kMostExcess = 3;  // that one codec's steps say of another's
 
 void take(double from, double& to) {
   if (!std::isnan(from)) to = from;
@@ -35,18 +37,22 @@ Costs::Costs(const Setup& setup)
       latency_s_(setup.latency_s),
       bytes_per_s_(setup.bytes_per_s),
       costs_(setup.buckets.size() * setup.candidates.size(),
-             Cost{std::nan(""), std::nan(""), std::nan(""), std::nan(""), std::nan(""), 1, 1}),
+             Cost{std::nan(""), std::nan(""), std::nan(""), std::nan(""), std::nan("")}),
       seen_(setup.buckets.size()),
-      weights_(setup.candidates.size(), std::nan("")) {
+      kept_shares_(setup.buckets.size(), 1),
+      weights_(setup.candidates.size(), std::nan("")),
+      weight_steps_(setup.candidates.size(), 0) {
   weights_[0] = 1;
+  weight_steps_[0] = kWeightSteps;
   for (BucketSignals& bucket : seen_)
     bucket.union_density = 1;
   for (uint64_t b = 0; b < setup.buckets.size(); ++b)
-    cost(b, 0) = {0, 0, std::nan(""), 0, 1, 1, 1};
+    cost(b, 0) = {0, 0, std::nan(""), 0, 1, 1, 1, 1};
 }
 
 bool Costs::learn(const Observation& observation, std::span<const uint32_t> plan) {
   learn_costs(observation, plan);
+  learn_excess(observation, plan);
   const bool moved = learn_link(observation, plan);
   learn_weights(observation, plan);
   const double end = end_of_lanes(seen_.size(), [&](uint64_t b) {
@@ -80,8 +86,9 @@ void Costs::learn_costs(const Observation& observation, std::span<const uint32_t
     if (plan[b] != 0) take(now.bytes, used.bytes);
     const Loss loss = setup_->candidates[plan[b]].loss;
     if (loss != Loss::kNone) take(now.error, used.error);
-    // Of gradient and residual, and newer than any probe.
-    if (loss == Loss::kBiased) take(1 - now.error, used.kept);
+    // Of gradient and residual, where probes see a gradient alone.
+    if (loss == Loss::kBiased) compare(1 - now.error, used.kept, used.kept_share);
+    if (setup_->candidates[plan[b]].factor > 1) take(used.kept_share, kept_shares_[b]);
     take(now.ready_s, seen_[b].ready_s);
     take(now.energy, seen_[b].energy);
     take(now.mean_energy, seen_[b].mean_energy);
@@ -89,14 +96,32 @@ void Costs::learn_costs(const Observation& observation, std::span<const uint32_t
   }
 }
 
-bool Costs::move_rate(double bytes, double seconds) {
+// All ranks' codecs share the cores, whichever they are.
+void Costs::learn_excess(const Observation& observation, std::span<const uint32_t> plan) {
+  double used = 0, probed = 0;
+  for (uint64_t b = 0; b < seen_.size(); ++b) {
+    const BucketSignals& now = observation.buckets[b];
+    const Cost& one = cost(b, plan[b]);
+    if (plan[b] == 0 || std::isnan(now.encode_s + now.decode_s)) continue;
+    used += now.encode_s + now.decode_s;
+    probed += one.encode_s + one.decode_s;
+  }
+  if (probed > 0) excess_ = std::clamp(used / probed, 1.0, kMostExcess);
+}
+
+bool Costs::move_rate(double bytes, double seconds, bool plain) {
   if (!(bytes >= kLeastBytes) || !(seconds > 0)) return false;
   const double now = bytes / seconds;
-  if (std::fabs(now - bytes_per_s_) > kLinkMoved * bytes_per_s_) {
+  const bool moved = std::fabs(now - bytes_per_s_) > kLinkMoved * bytes_per_s_;
+  const int before = suspect_;
+  suspect_ = !moved ? 0 : now < bytes_per_s_ ? -1 : 1;
+  if (!moved) {
+    bytes_per_s_ += kSmoothing * (now - bytes_per_s_);
+  } else if (plain || suspect_ == before) {
     bytes_per_s_ = now;
+    suspect_ = 0;
     return true;
   }
-  bytes_per_s_ += kSmoothing * (now - bytes_per_s_);
   return false;
 }
 
@@ -107,22 +132,33 @@ bool Costs::learn_link(const Observation& observation, std::span<const uint32_t>
     double bytes = 0;
     for (const Bucket& bucket : setup_->buckets)
       bytes += static_cast<double>(bucket.bytes);
-    return move_rate(bytes, references - latency_s_ * static_cast<double>(setup_->buckets.size()));
+    return move_rate(bytes, references - latency_s_ * static_cast<double>(setup_->buckets.size()),
+                     true);
   }
-  double bytes = 0, seconds = 0;
+  double bytes = 0, seconds = 0, covered = 0, all = 0;
+  const bool plain = std::all_of(plan.begin(), plan.end(), [](uint32_t c) { return c == 0; });
   for (uint64_t b = 0; b < seen_.size(); ++b) {
     const BucketSignals& now = observation.buckets[b];
-    const double weight = weights_[plan[b]];
-    const double wire = now.network_s - latency_s_ * setup_->candidates[plan[b]].rounds;
-    if (std::isnan(weight) || !(wire > 0) || !(now.bytes > 0)) continue;
+    const uint32_t c = plan[b];
+    const double wire = now.network_s - latency_s_ * setup_->candidates[c].rounds;
+    const double weight = weights_[c];
+    const auto dense = static_cast<double>(setup_->buckets[b].bytes);
+    all += dense;
+    // A weight at its limit is that of a codec whose time is not its bytes'.
+    const bool known =
+        weight_steps_[c] >= kWeightSteps && weight > kLeastWeight && weight < kMostWeight;
+    if (!known || !(wire > 0) || !(now.bytes > 0)) continue;
+    covered += dense;
     bytes += now.bytes * weight;
     seconds += wire;
   }
-  return move_rate(bytes, seconds);
+  // What a small bucket takes is not the link's doing.
+  if (2 * covered < all) return false;
+  return move_rate(bytes, seconds, plain);
 }
 
-// A codec's first window shows what its bytes weigh (sums that come back wider than they went,
-// other kernels); what changes later is the link's doing.
+// A codec's first steps show what its bytes weigh (sums that come back wider than they went, other
+// kernels); what changes later is the link's doing.
 void Costs::learn_weights(const Observation& observation, std::span<const uint32_t> plan) {
   std::vector<double> bytes(weights_.size()), seconds(weights_.size());
   for (uint64_t b = 0; b < seen_.size(); ++b) {
@@ -133,8 +169,13 @@ void Costs::learn_weights(const Observation& observation, std::span<const uint32
     seconds[plan[b]] += wire;
   }
   for (uint64_t c = 0; c < weights_.size(); ++c) {
-    if (!std::isnan(weights_[c]) || !(bytes[c] >= kLeastBytes)) continue;
-    weights_[c] = std::clamp(seconds[c] * bytes_per_s_ / bytes[c], kLeastWeight, kMostWeight);
+    if (weight_steps_[c] >= kWeightSteps || !(bytes[c] >= kLeastBytes)) continue;
+    const double now = std::clamp(seconds[c] * bytes_per_s_ / bytes[c], kLeastWeight, kMostWeight);
+    const double steps = std::max(1.0, observation.step.steps);
+    weight_steps_[c] += steps;
+    weights_[c] = std::isnan(weights_[c])
+                      ? now
+                      : weights_[c] + (now - weights_[c]) * steps / weight_steps_[c];
   }
 }
 
@@ -154,8 +195,11 @@ Stages Costs::stages(uint64_t bucket, uint32_t candidate) const {
   const double weight = std::isnan(weights_[candidate]) ? 1 : weights_[candidate];
   const double network_s = latency_s_ * setup_->candidates[candidate].rounds +
                            wire_bytes(bucket, candidate) * weight / bytes_per_s_;
-  return {seen_[bucket].ready_s, or_zero(one.encode_s * one.encode_excess), network_s, 0,
-          or_zero(one.decode_s * one.decode_excess)};
+  const auto in_steps = [&](double probed_s, double excess) {
+    return or_zero(probed_s * (std::isnan(excess) ? excess_ : excess));
+  };
+  return {seen_[bucket].ready_s, in_steps(one.encode_s, one.encode_excess), network_s, 0,
+          in_steps(one.decode_s, one.decode_excess)};
 }
 
 double Costs::predict(std::span<const uint32_t> plan) const {
@@ -168,11 +212,18 @@ bool Costs::knows(uint64_t bucket, uint32_t candidate) const {
          !std::isnan(phi(bucket, candidate));
 }
 
+double Costs::kept_share(uint64_t bucket, uint32_t candidate) const {
+  const double own = cost(bucket, candidate).kept_share;
+  if (!std::isnan(own)) return own;
+  return setup_->candidates[candidate].factor > 1 ? kept_shares_[bucket] : 1;
+}
+
 double Costs::phi(uint64_t bucket, uint32_t candidate) const {
   const Cost& one = cost(bucket, candidate);
   const Loss loss = setup_->candidates[candidate].loss;
   if (loss == Loss::kNone) return 1;
-  if (loss == Loss::kBiased) return std::isnan(one.kept) ? 1 - one.error : one.kept;
+  if (loss == Loss::kBiased)
+    return std::isnan(one.kept) ? 1 - one.error : one.kept * kept_share(bucket, candidate);
   // Noise that is in the gradients already hides part of what a codec adds to it.
   const double n = setup_->world, m = seen_[bucket].energy, q = seen_[bucket].mean_energy;
   if (std::isnan(one.error) || !(m > 0)) return 1 - one.error;

@@ -3,6 +3,7 @@
 // link, and a timeline of lanes (backward, encode, network, decode).
 #pragma once
 
+#include <cmath>
 #include <span>
 #include <vector>
 
@@ -38,7 +39,8 @@ class Costs {
   struct Cost {
     double encode_s, decode_s;  // as probed
     double bytes, error, kept;
-    double encode_excess = 1, decode_excess = 1;  // of steps over probes
+    // Of steps over probes; NaN: no step had it yet.
+    double encode_excess = std::nan(""), decode_excess = std::nan(""), kept_share = std::nan("");
   };
 
   const Cost& cost(uint64_t bucket, uint32_t candidate) const {
@@ -53,14 +55,22 @@ class Costs {
   void learn_costs(const Observation& observation, std::span<const uint32_t> plan);
   bool learn_link(const Observation& observation, std::span<const uint32_t> plan);
   void learn_weights(const Observation& observation, std::span<const uint32_t> plan);
-  bool move_rate(double bytes, double seconds);
+  /// `plain`: by dense sums, of which one window says enough.
+  bool move_rate(double bytes, double seconds, bool plain);
+
+  void learn_excess(const Observation& observation, std::span<const uint32_t> plan);
+  double kept_share(uint64_t bucket, uint32_t candidate) const;
 
   const Setup* setup_;
   double latency_s_, bytes_per_s_;
-  std::vector<Cost> costs_;          // bucket by bucket
+  int suspect_ = 0;          // the window before saw a link that is slower (-1) or faster (1)
+  double excess_ = 1;        // of codecs that no step had yet, by those that some had
+  std::vector<Cost> costs_;  // bucket by bucket
   std::vector<BucketSignals> seen_;  // the latest that is known of each bucket
+  std::vector<double> kept_shares_;  // of each bucket's selectors, by the last that it had
   std::vector<double> weights_;      // of each candidate's bytes against dense ones; NaN: not known
-  double rest_s_ = 0;                // of a step, when all lanes are empty
+  std::vector<double> weight_steps_;  // that showed it
+  double rest_s_ = 0;                 // of a step, when all lanes are empty
 };
 
 }  // namespace addend::control

@@ -33,7 +33,11 @@ class SimulatedTraining {
     error = {0, 0, 1e-5, 0.01, 0.2, 0.4, 0.6};
     seconds_per_element = {0, 4e-10, 2e-10, 6e-10, 1e-9, 1e-9, 1e-9};
     excess.assign(setup.candidates.size(), 1);
+    drag_s.assign(setup.candidates.size(), 0);
   }
+
+  /// Of all codecs.
+  void drag(double by_s) { std::fill(drag_s.begin() + kExact, drag_s.end(), by_s); }
 
   Setup setup;
   double gbit = 10;
@@ -44,7 +48,7 @@ class SimulatedTraining {
   double residual = 0;
   double nonfinite = 0;
   std::vector<double> kept, error, seconds_per_element;  ///< of each candidate
-  double drag_s = 0;           ///< a step takes longer with any codec, and no lane shows why
+  std::vector<double> drag_s;  ///< by which a step takes longer with it, and no lane shows why
   std::vector<double> excess;  ///< by which encoding takes longer than a probe shows
   double seconds = 0, dense_seconds = 0;  ///< so far; and if everything had gone dense
 
@@ -56,9 +60,10 @@ class SimulatedTraining {
       network = std::max(network, encoder) + network_s(b, plan[b]);
       decoder = std::max(decoder, network) + codec_s(b, plan[b]);
     }
-    const bool dense =
-        std::all_of(plan.begin(), plan.end(), [](uint32_t c) { return c == kDense; });
-    return decoder + 0.01 + (dense ? 0 : drag_s);
+    double drag = 0;
+    for (const uint32_t c : plan)
+      drag = std::max(drag, drag_s[c]);
+    return decoder + 0.01 + drag;
   }
 
   /// A window of `steps`, of which `references` went dense.

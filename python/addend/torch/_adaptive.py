@@ -14,13 +14,21 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Callable
 
 import torch
 
 from addend import Codec, Unsupported
-from addend.controller import BIASED, BUCKET_SIGNALS, STEP_SIGNALS, Controller, Decision
+from addend.controller import (
+    BIASED,
+    BUCKET_SIGNALS,
+    CANDIDATE_SIGNALS,
+    LOSSLESS,
+    STEP_SIGNALS,
+    Controller,
+    Decision,
+)
 from addend.pipeline import spans_of
 from addend.report import from_record
 from addend.torch import _log
@@ -72,9 +80,11 @@ class Adaptive:
         optimizer: Any | None,
         seed: int,
         residual: Callable[[int], torch.Tensor | None],
+        tables: Collection[int],
     ) -> None:
         """`fixed`: plans follow from gradients alone, so times are not measured. `residual`: what
-        a bucket still has to send; None: nothing."""
+        a bucket still has to send; None: nothing. `tables`: ids of parameters that lossy codecs
+        leave to `exact`."""
         self._policy = policy_of(options)
         if self._policy == "gravac" and "every=" not in options:
             options += f",every={_EVERY}"
@@ -83,7 +93,8 @@ class Adaptive:
         self._options, self._engine, self._fixed = options, engine, fixed
         self._optimizer = optimizer
         self._candidates = candidates_for(options, engine.world)
-        self._looker = Looker(self._candidates, seed, residual, gains=self._policy == "gravac")
+        gains = self._policy == "gravac"
+        self._looker = Looker(self._candidates, seed, residual, tables, gains)
         # Also says what is wrong with the options, before anything depends on them.
         self._controller = self._make_controller(())
         self._shapes: tuple[Shape, ...] = ()
@@ -259,6 +270,7 @@ class Adaptive:
         look = self._looks[shape.bucket]
         energy = sum(one.energy for one in seen)
         error = sum(one.error for one in seen) / energy if energy > 0 else math.nan
+        error *= look.lossy_energy()
         squares = float(look.sample.double().square().sum())
         times = [
             _median(one.ready for one in seen),
@@ -340,6 +352,19 @@ class Adaptive:
                 at = rank * per_rank + len(STEP_SIGNALS) + position * per_bucket
                 all_ranks[at + BUCKET_SIGNALS.index("mean_energy")] = mean_energy
                 all_ranks[at + BUCKET_SIGNALS.index("union_density")] = density
+                if look.tables is not None:
+                    self._add_tables(look, part, all_ranks, at + len(BUCKET_SIGNALS))
+
+    def _add_tables(self, look: Look, sums: torch.Tensor, signals: list[float], at: int) -> None:
+        """Lossy candidates' bytes of a bucket whose embedding tables go by `exact`."""
+        tables, world = look.table_bytes(sums), self._engine.world
+        for candidate in self._candidates:
+            place = at + CANDIDATE_SIGNALS.index("bytes")
+            if candidate.loss != LOSSLESS:
+                if candidate.union_bits > 0:
+                    signals[place] = look.union_bytes(candidate, sums, world)
+                signals[place] += tables
+            at += len(CANDIDATE_SIGNALS)
 
     # ---- what users ask
 

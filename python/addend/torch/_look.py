@@ -5,7 +5,7 @@ candidates would make of it."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Callable, NamedTuple
 
 import torch
@@ -29,9 +29,10 @@ def _topk(factor: float) -> Candidate:
 
 
 _DENSE = Candidate("dense")
+_EXACT = Candidate("exact", LOSSLESS, 2, 1.0, 1.0, 40.0)
 _CANDIDATES = (
     _DENSE,
-    Candidate("exact", LOSSLESS, 2, 1.0, 1.0, 40.0),
+    _EXACT,
     Candidate("quant:index=auto", UNBIASED, 3, 1.0, 1.0, 6.0),
     Candidate("quant", UNBIASED, 2, 1.0, 6.0),
     Candidate("cast:bf16", UNBIASED, 1, 1.0, 16.0),
@@ -110,6 +111,31 @@ class Look(NamedTuple):
     nonfinite: bool
     probes: dict[int, Probe]
     gains: dict[int, float]  # of candidates that select: energy they keep of gradient and residual
+    tables: torch.Tensor | None = None  # which of the sample are of embedding tables
+
+    def lossy_energy(self) -> float:
+        """The part of the energy that lossy codecs get: tables go by `exact`."""
+        squares = self.sample.double().square()
+        if self.tables is None or not squares.sum() > 0:
+            return 1.0
+        return float(squares[~self.tables].sum() / squares.sum())
+
+    def table_bytes(self, sums: torch.Tensor) -> float:
+        """What `exact` would send of the tables, by the sum of all ranks' samples."""
+        if self.tables is None:
+            return 0.0
+        some = sums[self.tables] != 0
+        bits = some.numel() * _EXACT.bits + int(some.sum()) * _EXACT.union_bits
+        return bits / 8 * self.scale
+
+    def union_bytes(self, candidate: Candidate, sums: torch.Tensor, world: int) -> float:
+        """What a candidate with an index would send of all but the tables."""
+        some = sums != 0 if self.tables is None else sums[~self.tables] != 0
+        density = float(some.double().mean())
+        if candidate.factor > 1:
+            density = min(density, 1 - (1 - 1 / candidate.factor) ** world)
+        bits = some.numel() * (candidate.bits + candidate.union_bits * density)
+        return bits / 8 * self.scale
 
 
 class Looker:
@@ -120,10 +146,13 @@ class Looker:
         candidates: tuple[Candidate, ...],
         seed: int,
         residual: Callable[[int], torch.Tensor | None],
+        tables: Collection[int],
         gains: bool,
     ) -> None:
-        """`residual`: what a bucket still has to send; None: nothing."""
-        self._candidates, self._seed = candidates, seed
+        """`residual`: what a bucket still has to send; None: nothing. `tables`: ids of parameters
+        that `exact` takes, whatever lossy codec their bucket has."""
+        self._candidates, self._seed, self._tables = candidates, seed, tables
+        self._exact: dict[int, Probe] = {}  # the latest of each bucket
         self._residual, self._gains_asked = residual, gains
         self._alone = alone()
 
@@ -139,15 +168,49 @@ class Looker:
         stride = max(1, -(-flat.numel() // _SAMPLE))
         sample = flat[::stride].to("cpu", torch.float32)
         shape = Shape(index, flat.numel(), flat.nbytes, flat.dtype, flat.device.type)
-        probes = {}
-        for number in asked:
-            candidate = self._candidates[number]
-            found = self._probe(candidate, flat, parameters) if shape.may_have(candidate) else None
-            if found is not None:
-                probes[number] = found
+        tables = self._table_ranges(parameters)
+        mask = _mask(tables, flat.numel())[::stride] if tables else None
         finite = bool(torch.isfinite(sample).all())
         gains = self._gains(index, sample, stride) if self._gains_asked else {}
-        return Look(sample, flat.numel() / max(1, sample.numel()), not finite, probes, gains)
+        scale = flat.numel() / max(1, sample.numel())
+        seen = Look(sample, scale, not finite, {}, gains, mask)
+        for number in asked:
+            candidate = self._candidates[number]
+            found = None
+            if shape.may_have(candidate):
+                found = self._probe(candidate, flat, parameters, tables)
+            if found is None:
+                continue
+            if candidate.spec == _EXACT.spec:
+                self._exact[index] = found
+            elif tables:
+                found = self._beside_tables(found, index, tables, flat.numel(), seen)
+            seen.probes[number] = found
+        return seen
+
+    def _table_ranges(self, parameters: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+        begin, found = 0, []
+        for parameter in parameters:
+            end = begin + parameter.numel()
+            if id(parameter) in self._tables:
+                found.append((begin, end))
+            begin = end
+        return found
+
+    def _beside_tables(
+        self, found: Probe, index: int, tables: list[tuple[int, int]], count: int, seen: Look
+    ) -> Probe:
+        """A lossy candidate for all of a bucket but its tables, which go by `exact`."""
+        exact = self._exact.get(index)
+        if exact is None:
+            return found
+        share = sum(end - begin for begin, end in tables) / count
+        return Probe(
+            found.encode_s + share * exact.encode_s,
+            found.decode_s + share * exact.decode_s,
+            found.nbytes,  # of tables: see Look.table_bytes
+            found.error * seen.lossy_energy(),
+        )
 
     def residual_ratio(self, index: int, norm: float) -> float:
         kept = self._residual(index)
@@ -167,10 +230,19 @@ class Looker:
         }
 
     def _probe(
-        self, candidate: Candidate, flat: torch.Tensor, parameters: Sequence[torch.Tensor]
+        self,
+        candidate: Candidate,
+        flat: torch.Tensor,
+        parameters: Sequence[torch.Tensor],
+        tables: list[tuple[int, int]],
     ) -> Probe | None:
-        """Seconds, bytes and relative error of a candidate for the bucket, by a block of it."""
-        block, rows = self._block(candidate, flat, parameters)
+        """Seconds, bytes and relative error of a candidate for what it gets of the bucket, by a
+        block of that."""
+        avoided = tables if candidate.loss != LOSSLESS else []
+        elements = flat.numel() - sum(end - begin for begin, end in avoided)
+        if elements == 0:  # it would be `exact` under another name
+            return None
+        block, rows = self._block(candidate, flat, parameters, avoided)
         if block is None:
             return None
         own, count = block.clone(), block.numel()
@@ -194,28 +266,39 @@ class Looker:
                     encoded = time.perf_counter()
                     codec.finish(own.data_ptr())
                     decoded = time.perf_counter()
-                nbytes = codec.report().wire_bytes
+                report = codec.report()
         except Error as error:  # not for this bucket, then
             _log.PLAN.info("adaptive cannot try %s: %s", candidate.spec, error)
             return None
         energy = float(block.double().square().sum())
         lost = float((block.double() - own.double()).square().sum())
-        relative = lost / energy if energy > 0 else 0.0
-        share = flat.numel() / count
+        if keeps_residual(candidate.spec):  # of gradient and what the step before left, as in steps
+            energy, lost = report.sampled_energy, report.sampled_error
+        share = elements / count
         return Probe(
-            (encoded - began) * share, (decoded - encoded) * share, nbytes * share, relative
+            (encoded - began) * share,
+            (decoded - encoded) * share,
+            report.wire_bytes * share,
+            lost / energy if energy > 0 else 0.0,
         )
 
     def _block(
-        self, candidate: Candidate, flat: torch.Tensor, parameters: Sequence[torch.Tensor]
+        self,
+        candidate: Candidate,
+        flat: torch.Tensor,
+        parameters: Sequence[torch.Tensor],
+        avoided: list[tuple[int, int]],
     ) -> tuple[torch.Tensor | None, int]:
         if not candidate.spec.startswith("lowrank"):
-            middle = max(0, (flat.numel() - _BLOCK) // 2)
-            return flat[middle : middle + _BLOCK].cpu(), 0
+            ends = [0, *(at for one in avoided for at in one), flat.numel()]
+            begin, end = max(zip(ends[::2], ends[1::2]), key=lambda gap: gap[1] - gap[0])
+            middle = max(begin, (begin + end - _BLOCK) // 2)
+            return flat[middle : min(end, middle + _BLOCK)].cpu(), 0
         begin, best, rows = 0, None, 0
         for parameter in parameters:
             size, own_rows = parameter.numel(), rows_of(parameter)
             fits = own_rows > 1 and size <= _LARGEST_MATRIX and begin + size <= flat.numel()
+            fits = fits and id(parameter) not in self._tables
             if fits and (best is None or size > best.numel()):
                 best, rows = flat[begin : begin + size], own_rows
             begin += size
@@ -223,3 +306,10 @@ class Looker:
 
     def close(self) -> None:
         self._alone.close()
+
+
+def _mask(ranges: Sequence[tuple[int, int]], count: int) -> torch.Tensor:
+    mask = torch.zeros(count, dtype=torch.bool)
+    for begin, end in ranges:
+        mask[begin:end] = True
+    return mask
