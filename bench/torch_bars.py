@@ -244,6 +244,7 @@ def quant(rank: int, world: int) -> dict[str, Any]:
     return {"step, 10 M MLP, quant:bits=4": times}
 
 
+WARM = 6  # steps of a model before one is timed
 MODELS = {"33.6 MB MLP": wide, "10.5 MB MLP": mlp, "1.1 MB CNN of the demo": digits}
 
 
@@ -293,13 +294,13 @@ def ddp_model(
 
     others = {"attach": attached_step, "torch's hook": lambda: lambda: step(hooked)}
     times = {
-        name: alternate({"torch": lambda: lambda: step(plain), "other": other}, calls, warm=6)
+        name: alternate({"torch": lambda: lambda: step(plain), "other": other}, calls, WARM)
         for name, other in others.items()
     }
     hooks = [
         (after["time/hook_s"] - before["time/hook_s"])
         / (after["hook_calls"] - before["hook_calls"])
-        for before, after in zip(totals, totals[1:])
+        for before, after in zip(totals[WARM:], totals[WARM + 1 :])
     ]
     for a, b in zip(plain.parameters(), attached.parameters()):
         assert a.grad is not None
