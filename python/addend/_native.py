@@ -266,3 +266,10 @@ def check(status: int) -> None:
     if status != 0:
         kind = BY_STATUS.get(status, Unavailable)
         raise kind(library.last_error().decode(errors="replace"))
+
+
+def created(create: Callable[..., int], *arguments: Any) -> int:
+    """The handle that a function makes and leaves in its last argument."""
+    handle = c_void_p()
+    check(create(*arguments, ctypes.byref(handle)))
+    return handle.value or 0

@@ -9,7 +9,7 @@ import stat
 from dataclasses import dataclass
 
 from addend import _native
-from addend._native import check, library
+from addend._native import created, library
 from addend.errors import InvalidArgument
 from addend.reducer import Reducer
 
@@ -89,7 +89,5 @@ class ServiceReducer(Reducer):
         options.authority = _text(aggregator.authority)
         options.certificate = _text(aggregator.certificate)
         options.certificate_key = _text(aggregator.certificate_key)
-        handle = ctypes.c_void_p()
-        check(library.service_create(options, ctypes.byref(handle)))
-        super().__init__(handle, world, worker)
+        super().__init__(created(library.service_create, options), world, worker)
         self.job = aggregator.job

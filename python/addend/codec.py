@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Callable, Union
 
 from addend import _native, report
-from addend._native import check, library
+from addend._native import check, created, library
 from addend.errors import InvalidArgument
 from addend.plane import Op, Plane, Round
 
@@ -91,15 +91,12 @@ class Codec:
         layout.device, layout.stream = _DEVICES.index(device), stream
         layout.network_gathers = int(gathers)
         layout.network_narrows = int(narrows)
+        self._own(spec, created(library.codec_create, spec.encode(), layout))
 
-        handle = ctypes.c_void_p()
-        check(library.codec_create(spec.encode(), layout, ctypes.byref(handle)))
-        self._own(spec, handle)
-
-    def _own(self, spec: str, handle: ctypes.c_void_p) -> None:
+    def _own(self, spec: str, handle: int) -> None:
         self.spec = spec
-        self._handle: int | None = handle.value
-        self._finalizer = weakref.finalize(self, library.codec_destroy, handle.value)
+        self._handle: int | None = handle
+        self._finalizer = weakref.finalize(self, library.codec_destroy, handle)
         # Made once: a step costs no allocation beyond the planes' descriptions.
         self._round = _native.Round()
         self._round_reference = ctypes.byref(self._round)

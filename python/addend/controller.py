@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from addend import _native
-from addend._native import check, library
+from addend._native import check, created, library
 from addend.errors import InvalidArgument
 
 # How a candidate's sum differs from the true one, as addend.h numbers it.
@@ -95,10 +95,8 @@ class Controller:
         numbers = ctypes.c_uint64 * len(buckets)
         setup.bucket_elements = numbers(*(elements for elements, _ in buckets))
         setup.bucket_bytes = numbers(*(nbytes for _, nbytes in buckets))
-        handle = ctypes.c_void_p()
-        check(library.controller_create(setup, ctypes.byref(handle)))
-        self._handle = handle.value
-        self._finalizer = weakref.finalize(self, library.controller_destroy, handle.value)
+        self._handle = created(library.controller_create, setup)
+        self._finalizer = weakref.finalize(self, library.controller_destroy, self._handle)
         self.candidates, self.buckets = tuple(candidates), len(buckets)
         self.first_steps = int(library.controller_first_steps(self._handle))
         self.signals = int(library.controller_signals(self._handle))  # of one rank

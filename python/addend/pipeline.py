@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Callable, NamedTuple
 
 from addend import _native
-from addend._native import check, library
+from addend._native import check, created, library
 from addend.codec import Codec
 from addend.errors import BY_STATUS, Error, Status, Unavailable
 from addend.reducer import Reducer
@@ -75,14 +75,12 @@ class Pipeline:
     def __init__(self, reducer: Reducer, deadline_s: float, threads: int = 0) -> None:
         self._reducer = reducer
         reducer.stay_at_exit()
-        handle = ctypes.c_void_p()
         options = _native.PipelineOptions()
         options.size = ctypes.sizeof(options)
         options.depth = _UNBOUNDED
         options.deadline_ns = max(int(deadline_s * 1e9), 1)
         options.threads = threads
-        check(library.pipeline_create_with(reducer.handle, options, handle))
-        self._handle = handle.value
+        self._handle: int | None = created(library.pipeline_create_with, reducer.handle, options)
         self._flying: dict[int, _Flying] = {}
         self._numbers = itertools.count(1)
         self._done = _native.DoneFunction(self._call_done)

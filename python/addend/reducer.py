@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 from addend import _native
-from addend._native import check, library
+from addend._native import check, created, library
 from addend.codec import plane_of
 from addend.errors import Error, Status
 from addend.plane import Plane
@@ -28,10 +28,10 @@ class Link:
 class Reducer:
     """Sums planes over all workers of a group. One thread at a time."""
 
-    def __init__(self, handle: ctypes.c_void_p, world: int, worker: int, *kept: Any) -> None:
+    def __init__(self, handle: int, world: int, worker: int, *kept: Any) -> None:
         """`kept`: what native code refers to."""
         self.world, self.worker = world, worker
-        self._handle: int | None = handle.value
+        self._handle: int | None = handle
         self._kept = kept
         self._owner: weakref.ref[Reducer] | None = None
         self._finalizer = weakref.finalize(self, _destroy, self.handle, kept)
@@ -104,9 +104,7 @@ def _destroy(handle: int, _kept: tuple[Any, ...]) -> None:
 
 def alone() -> Reducer:
     """The group of one worker."""
-    handle = ctypes.c_void_p()
-    check(library.local_create(1, ctypes.byref(handle)))
-    return Reducer(handle, 1, 0)
+    return Reducer(created(library.local_create, 1), 1, 0)
 
 
 def connect(
@@ -128,9 +126,7 @@ def connect(
     options.join_timeout_ns = int(timeout_s * 1e9)
     if listener is not None:
         options.listener = listener.detach()
-    handle = ctypes.c_void_p()
-    check(library.mesh_create(options, ctypes.byref(handle)))
-    return Reducer(handle, len(peers), worker)
+    return Reducer(created(library.mesh_create, options), len(peers), worker)
 
 
 def call_back(
@@ -159,7 +155,6 @@ def call_back(
     def of_any(_context: int, native: Any, device: int, stream: int, timeout_ns: int) -> int:
         return call(native, (stream or 0) if device else None, timeout_ns)
 
-    handle = ctypes.c_void_p()
     function: Any
     if takes_devices:
         function = _native.DeviceReduceFunction(of_any)
@@ -167,8 +162,7 @@ def call_back(
     else:
         function = _native.ReduceFunction(of_host)
         create = library.custom_create
-    check(create(world, worker, function, None, ctypes.byref(handle)))
-    return Reducer(handle, world, worker, function)
+    return Reducer(created(create, world, worker, function, None), world, worker, function)
 
 
 def fall_back(primary: Reducer, fallback: Reducer, on_switch: Callable[[str], None]) -> Reducer:
@@ -179,12 +173,7 @@ def fall_back(primary: Reducer, fallback: Reducer, on_switch: Callable[[str], No
         on_switch(why.decode(errors="replace"))
 
     callback = _native.SwitchFunction(function)
-    handle = ctypes.c_void_p()
-    check(
-        library.fallback_create(
-            primary.handle, fallback.handle, callback, None, ctypes.byref(handle)
-        )
-    )
+    handle = created(library.fallback_create, primary.handle, fallback.handle, callback, None)
     both = Reducer(handle, primary.world, primary.worker, callback, primary, fallback)
     primary.belong_to(both)
     fallback.belong_to(both)
@@ -194,8 +183,7 @@ def fall_back(primary: Reducer, fallback: Reducer, on_switch: Callable[[str], No
 def stage(host: Reducer) -> Reducer:
     """Takes planes that are a CUDA device's to a reducer of the host, through pinned memory, in
     chunks that overlap with the wire. All workers of a group stage, or none. Owns `host`."""
-    handle = ctypes.c_void_p()
-    check(library.staged_create(host.handle, 0, ctypes.byref(handle)))
+    handle = created(library.staged_create, host.handle, 0)
     staged = Reducer(handle, host.world, host.worker, host)
     host.belong_to(staged)
     return staged

@@ -7,7 +7,7 @@ import ctypes
 from typing import NamedTuple
 
 from addend import _native
-from addend._native import check, library
+from addend._native import check, created, library
 from addend.codec import Codec
 from addend.errors import InvalidArgument
 
@@ -61,9 +61,7 @@ class RowCodec(Codec):
             layout.network_latency_us = latency_us
         if gbit_per_s is not None:
             layout.network_gbit_per_s = gbit_per_s
-        handle = ctypes.c_void_p()
-        check(library.row_codec_create(spec.encode(), layout, ctypes.byref(handle)))
-        self._own(spec, handle)
+        self._own(spec, created(library.row_codec_create, spec.encode(), layout))
 
     def result(self) -> RowSums:
         """Of the last step."""

@@ -26,6 +26,7 @@ from addend.pipeline import STAGES
 from addend.torch import Link, _collectives, _log, _meter
 from addend.torch._group_sums import GroupSums
 from addend.torch._meter import Meter
+from addend.torch._peers import Place
 
 ROWS, WIDTH = 1000, 8
 TOUCHED = 10  # rows of each rank, all different
@@ -280,7 +281,7 @@ def test_a_full_disk_ends_the_trace_but_not_the_step(caplog: pytest.LogCaptureFi
         pytest.skip("no /dev/full here")
     meter = Meter(0)
     meter.start_trace("/dev/full", 1)
-    meter.add_time("encode", 0.0, 1.0, 0, 0)
+    meter.left_done(0.0, 1.0, Place(), 0, "mode/dense")
     meter.step_done(0, 0.0)
     assert "the trace is lost" in caplog.text
     meter.stop_trace()
@@ -295,8 +296,8 @@ def test_events_of_one_lane_do_not_overlap_and_an_older_step_is_not_counted(
     meter.step_done(6, 0.0)  # ended before the first event
     now = time.perf_counter()
     for step, bucket, begin, end in ((7, 0, 0, 4), (7, 1, 2, 6), (7, 2, 5, 8), (8, 0, 9, 10)):
-        meter.add_time("reduce", now + begin, now + end, step, bucket)
-    meter.add_time("reduce", now + 11, now + 12, 9, 0)
+        meter.left_done(now + begin, now + end, Place(step, bucket), 0, "mode/dense")
+    meter.left_done(now + 11, now + 12, Place(9), 0, "mode/dense")
     meter.step_done(7, 0.0)
     assert path.read_text() == ""
     meter.step_done(8, 0.0)

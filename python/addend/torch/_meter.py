@@ -44,21 +44,21 @@ class Trace:
         self._lanes: dict[tuple[str, int], float] = {}  # when each is free
         self._events: collections.deque[dict[str, Any]] = collections.deque(maxlen=_MOST_EVENTS)
 
-    def add(self, stage: str, begin: float, end: float, step: int, bucket: int) -> None:
+    def add(self, stage: str, begin: float, end: float, place: Place) -> None:
         if self._first is None:
-            self._first = step
-        if step >= self._first + self._steps:
+            self._first = place.step
+        if place.step >= self._first + self._steps:
             return
         self._events.append(
             {
-                "name": f"bucket {bucket}",
+                "name": f"bucket {place.bucket}",
                 "cat": stage,
                 "ph": "X",
                 "pid": self._rank,
                 "tid": self._lane(stage, begin, end),
                 "ts": (begin - self._begin) * 1e6,
                 "dur": (end - begin) * 1e6,
-                "args": {"step": step, "bucket": bucket},
+                "args": {"step": place.step, "bucket": place.bucket},
             }
         )
 
@@ -105,14 +105,10 @@ class Meter:
         self._trace: Trace | None = None
         self._records: list[_Record] = []  # not counted yet
 
-    def add_time(self, name: str, begin: float, end: float, step: int, bucket: int) -> None:
-        with self._lock:
-            self._add_time(name, begin, end, step, bucket)
-
-    def _add_time(self, name: str, begin: float, end: float, step: int, bucket: int) -> None:
+    def _add_time(self, name: str, begin: float, end: float, place: Place) -> None:
         self._totals[f"time/{name}_s"] += end - begin
         if self._trace is not None:
-            self._trace.add(name, begin, end, step, bucket)
+            self._trace.add(name, begin, end, place)
 
     def count(self, key: str, amount: float = 1) -> None:
         with self._lock:
@@ -155,7 +151,7 @@ class Meter:
     def _count_records(self) -> None:
         for record in self._records:
             for stage, begin, end in spans_of(record.spans):
-                self._add_time(stage, begin, end, record.place.step, record.place.bucket)
+                self._add_time(stage, begin, end, record.place)
             for codec, elements in record.codecs:
                 self._codec_done(from_record(codec), elements)
         self._records.clear()
@@ -163,7 +159,7 @@ class Meter:
     def left_done(self, begin: float, end: float, place: Place, nbytes: int, mode: str) -> None:
         """A gradient that the backend added as it is."""
         with self._lock:
-            self._add_time("reduce", begin, end, place.step, place.bucket)
+            self._add_time("reduce", begin, end, place)
             self._totals["wire_bytes"] += nbytes
             self._totals["dense_bytes"] += nbytes
             self._totals[mode] += 1
