@@ -29,6 +29,7 @@ TESTS = [
     "cuda_cast_test",
     "cuda_exact_test",
     "cuda_fold_test",
+    "cuda_quant_index_test",
     "cuda_quant_test",
     "cuda_staged_test",
 ]

@@ -138,13 +138,16 @@ class CudaStaged : public ::testing::Test {
 };
 
 TEST_F(CudaStaged, WorkersOnDeviceAndHostHaveTheSumsOfAHost) {
-  for (const DType dtype : {DType::kF32, DType::kBf16}) {
-    Job job;
-    job.dtype = dtype;
-    const std::vector<Bytes> expected = sums_of(job);
-    for (const uint32_t mixed : {1u, 5u, 7u}) {
-      job.on_device = mixed;
-      EXPECT_EQ(sums_of(job), expected) << "devices " << mixed << ", seed " << kSeed;
+  for (const char* spec : {"exact:choice=device", "quant:index=auto,feedback=float"}) {
+    for (const DType dtype : {DType::kF32, DType::kBf16}) {
+      Job job;
+      job.spec = spec;
+      job.dtype = dtype;
+      const std::vector<Bytes> expected = sums_of(job);
+      for (const uint32_t mixed : {1u, 5u, 7u}) {
+        job.on_device = mixed;
+        EXPECT_EQ(sums_of(job), expected) << spec << ", devices " << mixed << ", seed " << kSeed;
+      }
     }
   }
 }

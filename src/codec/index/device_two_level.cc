@@ -65,6 +65,7 @@ Status DeviceTwoLevel::open_blocks(DType dtype, const void* gradient, uint64_t c
   call_.totals = &totals_.as<BothTotals>()->blocks;
   call_.element_totals = &totals_.as<BothTotals>()->elements;
   call_.counted = false;
+  left_out_ = false;
   ADDEND_TRY(device_.check(
       device_.runtime->fill(totals_.as<void>(), 0, sizeof(BothTotals), device_.stream),
       "clearing totals"));
@@ -110,7 +111,7 @@ Result<bool> DeviceTwoLevel::close_blocks(const PackedValues& values, Round& rou
   size_ = found[0];
   nonzeros_ = found[2];
   negative_zeros_ = found[3] != 0;
-  if (found[4] != 0) return lost_index_bits();
+  if (found[4] != 0 && !left_out_) return lost_index_bits();
   const uint64_t bits = found[1];
   if (bits == 0) return false;
   if (bits > call_.element_room) {
@@ -141,7 +142,7 @@ Status DeviceTwoLevel::close_elements(const PackedValues& values) {
   const Result<const cuda::Mail*> mail = counted_.wait();
   ADDEND_TRY(mail);
   size_ += (*mail)->numbers[0];
-  return (*mail)->numbers[3] == 0 ? Status() : lost_index_bits();
+  return (*mail)->numbers[3] == 0 || left_out_ ? Status() : lost_index_bits();
 }
 
 Status DeviceTwoLevel::pack(const PackedValues& values) {

@@ -29,6 +29,8 @@ class DeviceTwoLevel {
 
   Status open_blocks(DType dtype, const void* gradient, uint64_t count, uint64_t block,
                      Round& round);
+  /// This worker is not in the union: bits of it that are missing there are not lost.
+  void leave_out() { left_out_ = true; }
   /// Adds the element plane. False: no block is partial, and the union is known.
   Result<bool> close_blocks(const PackedValues& values, Round& round);
   Status close_elements(const PackedValues& values);
@@ -65,6 +67,7 @@ class DeviceTwoLevel {
   uint64_t nonzeros_ = 0, size_ = 0, element_bits_ = 0;
   uint64_t packed_ = 0;  // positions that values were packed for ahead, at most
   bool negative_zeros_ = false;
+  bool left_out_ = false;
 
   cuda::Mailbox counted_, surveyed_;
   cuda::DeviceBuffer live_, partial_, local_live_, before_, groups_, totals_;

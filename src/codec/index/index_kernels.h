@@ -42,7 +42,7 @@ struct ScanCall {
   uint64_t count;
   uint64_t* bitmap;
   uint64_t* copy;  ///< of the bitmap: the plane
-  void* kept;
+  void* kept;      ///< null: nothing is
   Totals* totals;
 };
 

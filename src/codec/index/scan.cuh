@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kScanWarps * 32, kScanCtas) scan_kernel(ScanCa
     const uint32_t end = sum_up_to(ones(word), lane);
     const uint32_t total = __shfl_sync(kAll, end, 31);
     found += total;
-    if (total == 0 || total > Tile<T>::kSlot) continue;
+    if (total == 0 || total > Tile<T>::kSlot || c.kept == nullptr) continue;
     uint32_t rank = end - ones(word);
     for (Word w = word; w != 0; w &= w - 1)
       stage[rank++] = rows.from[lane * Tile<T>::kBits + lowest(w)];

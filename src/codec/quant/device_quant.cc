@@ -2,7 +2,6 @@
 #include "codec/quant/device_quant.h"
 
 #include <string>
-#include <vector>
 
 namespace addend::quant {
 namespace {
@@ -13,7 +12,6 @@ Error not_yet(const std::string& option) {
 
 Status check_options(const Options& options) {
   if (options.bits == 0) return not_yet("bits=auto");
-  if (options.index != Index::kNone) return not_yet("index");
   if (options.block == 0) return not_yet("block=whole");
   if (options.down != 0) return not_yet("down");
   if (options.norms == Norms::kAhead) return not_yet("norms=ahead");
@@ -50,44 +48,60 @@ Result<std::unique_ptr<Codec>> DeviceQuantCodec::make(const Layout& layout,
 Status DeviceQuantCodec::set_up() {
   const cuda::OnDevice here(device_);
   ADDEND_TRY(make_codings());
-  blocks_.cut(layout(), options_.block);
-  residual_.describe(options_.feedback, blocks_.padded(), blocks_.size());
-  if (blocks_.size() == 0) return {};
-  ADDEND_TRY(send_blocks());
-  ADDEND_TRY(send_cells());
-  ADDEND_TRY(reserve_planes());
-  ADDEND_TRY(reserve_residuals());
-  args_.dtype = static_cast<uint8_t>(layout().dtype);
+  args_.dtype = static_cast<uint8_t>(indexed() ? DType::kF32 : layout().dtype);
   args_.grid = grid(coding());
   args_.seed = layout().seed;
   args_.carrier = indices() ? DeviceCarrier::kNibbles : carrier_of(coding().lane);
-  return mail_.open();
+  ADDEND_TRY(mail_.open());
+  ADDEND_TRY(send_cells());
+  if (indexed()) return set_up_index();
+  ADDEND_TRY(cut_blocks(layout()));
+  residual_.describe(options_.feedback, blocks_.padded(), blocks_.size());
+  return reserve_residuals(blocks_.padded());
 }
 
+// What is sent has been read before the next blocks are cut: a step of those waits for letters that
+// come after it.
+Status DeviceQuantCodec::cut_blocks(const Layout& elements) {
+  blocks_.cut(elements, options_.block);
+  if (blocks_.size() == 0) return {};
+  if (blocks_.size() > room_) ADDEND_TRY(reserve_planes());
+  return send_blocks();
+}
+
+// Unions that grow a little find room.
 Status DeviceQuantCodec::reserve_planes() {
-  ADDEND_TRY(norms_.reserve(blocks_.size() * 4));
+  const uint64_t blocks = blocks_.size() + (indexed() ? blocks_.size() / 4 : 0);
+  const uint64_t lanes = indexed() ? blocks * options_.block : blocks_.padded();
+  room_ = 0;  // if one of these fails
+  ADDEND_TRY(norms_.reserve(blocks * 4));
   ADDEND_TRY(survey_.reserve(sizeof(Survey)));
-  ADDEND_TRY(parts_.reserve(blocks_.size() * sizeof(BlockPart)));
-  ADDEND_TRY(first_lanes_.reserve(blocks_.size() * 8));
-  ADDEND_TRY(sampled_.reserve(blocks_.size() * 4));
+  ADDEND_TRY(parts_.reserve(blocks * sizeof(BlockPart)));
+  ADDEND_TRY(first_lanes_.reserve(blocks * 8));
+  ADDEND_TRY(sampled_.reserve(blocks * 4));
   ADDEND_TRY(thresholds_.reserve(2 * kThresholds * 4));
-  ADDEND_TRY(lanes_.reserve(op_bytes(op(), blocks_.padded())));
-  if (indices()) ADDEND_TRY(sums_.reserve(op_sum_bytes(op(), blocks_.padded())));
+  ADDEND_TRY(lanes_.reserve(op_bytes(op(), lanes)));
+  if (indices()) ADDEND_TRY(sums_.reserve(op_sum_bytes(op(), lanes)));
   ADDEND_TRY(contributors_on_.reserve(4));
-  ADDEND_TRY(sample_memory_.reserve((blocks_.size() / kSampleEvery + 1) * sizeof(Sample)));
+  ADDEND_TRY(sample_memory_.reserve((blocks / kSampleEvery + 1) * sizeof(Sample)));
+  ADDEND_TRY(tables_.reserve(blocks * kTableBytes));
+  ADDEND_TRY(tables_on_.reserve(blocks * kTableBytes));
   args_.norms = norms_.as<uint32_t>();
   args_.survey = survey_.as<Survey>();
   args_.parts = parts_.as<BlockPart>();
   args_.lanes = first_lanes_.as<uint64_t>();
   args_.sampled = sampled_.as<uint32_t>();
   args_.thresholds = thresholds_.as<float>();
+  room_ = blocks;
   return {};
 }
 
-Status DeviceQuantCodec::reserve_residuals() {
-  if (!residual_.any()) return {};
+// With an index there is one, which is written to where the union was, once the step is over.
+Status DeviceQuantCodec::reserve_residuals(uint64_t elements) {
+  if (!residual_.any() || elements == 0) return {};
   for (Kept& kept : kept_) {
-    const uint64_t bytes = blocks_.padded() * residual_.element_bytes();
+    if (indexed() && &kept != &owed()) continue;
+    const uint64_t bytes = elements * residual_.element_bytes();
     ADDEND_TRY(kept.values.reserve(bytes));
     ADDEND_TRY(
         check(device_.runtime->fill(kept.values.as<void>(), 0, bytes, stream()), "clearing"));
@@ -104,26 +118,31 @@ bool DeviceQuantCodec::suits_warp(const Block& block) const {
          options_.feedback != Feedback::kByte;
 }
 
+// One copy, which nobody waits for.
 Status DeviceQuantCodec::send_blocks() {
-  std::vector<DeviceBlock> blocks;
-  std::vector<uint32_t> sizes, warps, ctas;
+  const uint64_t count = blocks_.size();
+  auto* blocks = tables_.host<DeviceBlock>();
+  auto* sizes = reinterpret_cast<uint32_t*>(blocks + count);
+  uint32_t *warp = sizes + count, *cta = warp + count;  // the latter from behind
+  uint32_t number = 0;
   for (const Block& block : blocks_) {
-    (suits_warp(block) ? warps : ctas).push_back(static_cast<uint32_t>(blocks.size()));
-    blocks.push_back({block.begin, block.place, block.owner, block.number, threshold_name(block),
-                      block.elements, block.size});
-    sizes.push_back(block.size);
+    blocks[number] = {block.begin,           block.place,    block.owner, block.number,
+                      threshold_name(block), block.elements, block.size};
+    sizes[number] = block.size;
+    (suits_warp(block) ? *warp++ : *--cta) = number;
+    ++number;
   }
-  ADDEND_TRY(upload(blocks_on_, blocks.data(), blocks.size() * sizeof(DeviceBlock)));
-  ADDEND_TRY(upload(sizes_, sizes.data(), sizes.size() * 4));
-  ADDEND_TRY(upload(warp_blocks_, warps.data(), warps.size() * 4));
-  ADDEND_TRY(upload(cta_blocks_, ctas.data(), ctas.size() * 4));
-  args_.blocks = blocks_on_.as<DeviceBlock>();
-  args_.sizes = sizes_.as<uint32_t>();
-  args_.block_count = blocks.size();
-  args_.warp_blocks = warp_blocks_.as<uint32_t>();
-  args_.warp_count = warps.size();
-  args_.cta_blocks = cta_blocks_.as<uint32_t>();
-  args_.cta_count = ctas.size();
+  const void* from = tables_.host<void>();
+  ADDEND_TRY(
+      check(device_.runtime->copy(tables_on_.as<void>(), from, count * kTableBytes, stream()),
+            "copying blocks"));
+  args_.blocks = tables_on_.as<DeviceBlock>();
+  args_.sizes = reinterpret_cast<const uint32_t*>(args_.blocks + count);
+  args_.block_count = count;
+  args_.warp_blocks = args_.sizes + count;
+  args_.warp_count = static_cast<uint64_t>(warp - (sizes + count));
+  args_.cta_blocks = args_.warp_blocks + args_.warp_count;
+  args_.cta_count = count - args_.warp_count;
   args_.largest = blocks_.largest();
   return {};
 }
@@ -155,22 +174,25 @@ Status DeviceQuantCodec::upload(cuda::DeviceBuffer& buffer, const void* from, ui
 }
 
 uint64_t DeviceQuantCodec::memory_bytes() const {
-  uint64_t total = blocks_.memory_bytes() + sample_memory_.capacity();
+  uint64_t total = blocks_.memory_bytes() + sample_memory_.capacity() + tables_.capacity();
+  if (union_) total += union_->memory_bytes();
   for (const cuda::DeviceBuffer* buffer :
-       {&blocks_on_, &sizes_, &warp_blocks_, &cta_blocks_, &cells_, &norms_, &survey_, &parts_,
-        &first_lanes_, &sampled_, &thresholds_, &lanes_, &sums_, &contributors_on_,
-        &kept_[0].values, &kept_[0].scales, &kept_[1].values, &kept_[1].scales}) {
+       {&tables_on_, &cells_, &norms_, &survey_, &parts_, &first_lanes_, &sampled_, &thresholds_,
+        &lanes_, &sums_, &contributors_on_, &values_, &elements_, &owed_values_, &kept_[0].values,
+        &kept_[0].scales, &kept_[1].values, &kept_[1].scales}) {
     total += buffer->capacity();
   }
   return total;
 }
 
 Status DeviceQuantCodec::do_begin(const void* gradient) {
-  args_.gradient = gradient;
+  settle();
+  ADDEND_TRY(settling_);
+  gradient_ = args_.gradient = gradient;
   args_.step = step_;
   args_.epoch = step_ / sign_period();
   args_.draw = threshold_draw();
-  args_.owed = owed().view();
+  if (keeps_rotated()) args_.owed = owed().view();
   waiting_ = Waiting::kNothing;
   excluded_ = false;
   live_ = samples_ = 0;
@@ -183,8 +205,10 @@ Result<bool> DeviceQuantCodec::do_round(Round& round) {
   const cuda::OnDevice here(device_);
   switch (waiting_) {
     case Waiting::kNothing:
-      ADDEND_TRY(open_norms(round));
+      ADDEND_TRY(indexed() ? open_index(round) : open_norms(round));
       return true;
+    case Waiting::kIndex:
+      return close_index(round);
     case Waiting::kNorms:
       return encode(round);
     case Waiting::kLast:
@@ -213,8 +237,9 @@ Result<bool> DeviceQuantCodec::encode(Round& round) {
     const uint64_t bytes = op_bytes(op(), blocks_.padded());
     ADDEND_TRY(check(device_.runtime->fill(lanes_.as<void>(), 0, bytes, stream()), "clearing"));
   } else {
-    const int code = kernels_->encode(args_, lanes_.as<void>(), kept_[1 - current_].view(),
-                                      sample_memory_.device<Sample>(), stream());
+    const DeviceResidual next = keeps_rotated() ? kept_[1 - current_].view() : DeviceResidual{};
+    const int code =
+        kernels_->encode(args_, lanes_.as<void>(), next, sample_memory_.device<Sample>(), stream());
     ADDEND_TRY(check(code, "encoding"));
   }
   const Result<const cuda::Mail*> mail = mail_.wait();
@@ -253,11 +278,11 @@ Status DeviceQuantCodec::take_sums() {
 
 Status DeviceQuantCodec::do_finish(void* gradient) {
   if (live_ > 0) ADDEND_TRY(take_contributors(contributors_));
-  if (layout().count > 0) {
-    const cuda::OnDevice here(device_);
-    const SumScale scale{layout().world, static_cast<double>(contributors_), layout().scale};
-    ADDEND_TRY(check(kernels_->decode(args_, sums(), sum_carrier(), scale, gradient, stream()),
-                     "decoding"));
+  const cuda::OnDevice here(device_);
+  if (indexed()) {
+    ADDEND_TRY(finish_index(gradient));
+  } else if (layout().count > 0) {
+    ADDEND_TRY(decode(args_, gradient));
     const bool keeps = residual_.any() && !excluded_;
     if (turns_residual()) {
       const DeviceResidual turned = kept_[keeps ? 1 - current_ : current_].view();
@@ -267,6 +292,11 @@ Status DeviceQuantCodec::do_finish(void* gradient) {
   }
   ++step_;
   return {};
+}
+
+Status DeviceQuantCodec::decode(const DeviceStep& step, void* to) {
+  const SumScale scale{layout().world, static_cast<double>(contributors_), layout().scale};
+  return check(kernels_->decode(step, sums(), sum_carrier(), scale, to, stream()), "decoding");
 }
 
 Status DeviceQuantCodec::fetch_residual(const Residual::Range& range, uint8_t* to) const {
@@ -288,11 +318,12 @@ Status DeviceQuantCodec::put_residual(const Residual::Range& range, const uint8_
 }
 
 Status DeviceQuantCodec::multiply_residual(double factor) {
-  if (!residual_.any() || blocks_.size() == 0) return {};
+  if (!residual_.any() || layout().count == 0) return {};
   const cuda::OnDevice here(device_);
   const bool bytes = options_.feedback == Feedback::kByte;
-  return check(kernels_->multiply((bytes ? owed().scales : owed().values).as<float>(),
-                                  bytes ? blocks_.size() : blocks_.padded(), factor, stream()),
+  const uint64_t floats = bytes ? blocks_.size() : residual_.all().elements;
+  return check(kernels_->multiply((bytes ? owed().scales : owed().values).as<float>(), floats,
+                                  factor, stream()),
                "scaling what is owed");
 }
 

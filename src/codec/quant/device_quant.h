@@ -7,12 +7,15 @@
 // being written meanwhile), and how many workers are in the sums.
 //
 // The residual is kept twice, before and after the step, and finish exchanges the two
-// (docs/decisions/0079-residuals-on-a-device.md).
+// (docs/decisions/0079-residuals-on-a-device.md). With an index it lies over the positions, and
+// finish writes what a step left behind where the union is.
 #pragma once
 
 #include <array>
 #include <memory>
+#include <optional>
 
+#include "codec/index/device_union.h"
 #include "codec/quant/plan.h"
 #include "codec/quant/quant_kernels.h"
 #include "cuda/memory.h"
@@ -32,8 +35,9 @@ class DeviceQuantCodec final : public QuantPlan {
                    const QuantKernels* kernels)
       : QuantPlan(layout, options), device_(device), kernels_(kernels) {}
   Status set_up();
+  Status cut_blocks(const Layout& elements);
   Status reserve_planes();
-  Status reserve_residuals();
+  Status reserve_residuals(uint64_t elements);
   Status send_blocks();
   Status send_cells();
 
@@ -72,20 +76,42 @@ class DeviceQuantCodec final : public QuantPlan {
   Status open_norms(Round& round);
   Result<bool> encode(Round& round);
   Status take_sums();
+  Status decode(const DeviceStep& step, void* to);
+
+  // The rounds and the end of a step with an index: device_quant_index.cc.
+  Status set_up_index();
+  Status open_index(Round& round);
+  Result<bool> close_index(Round& round);
+  Status take_union();
+  Status finish_index(void* gradient);
+  void settle() const;
+  void add_plan(Fingerprint& print) const override;
 
   const cuda::Device device_;
   const QuantKernels* const kernels_;
 
-  enum class Waiting : uint8_t { kNothing, kNorms, kLast };
+  enum class Waiting : uint8_t { kNothing, kIndex, kNorms, kLast };
   Waiting waiting_ = Waiting::kNothing;
-  DeviceStep args_;  // constant but for the step's fields
+  const void* gradient_ = nullptr;
+  DeviceStep args_;    // constant but for the step's fields
+  uint64_t room_ = 0;  // blocks that there is memory for
   uint64_t live_ = 0;
   uint64_t samples_ = 0;  // of the step
   uint32_t contributors_ = 0;
   uint32_t current_ = 0;  // which of kept_ is owed
 
-  cuda::DeviceBuffer blocks_on_{device_.runtime}, sizes_{device_.runtime},
-      warp_blocks_{device_.runtime}, cta_blocks_{device_.runtime}, cells_{device_.runtime};
+  // With an index: the union of the step, and whether the next form waits for a survey of it.
+  std::optional<index::DeviceUnion> union_;
+  mutable bool unsettled_ = false;
+  mutable Status settling_;                          // why it failed: no step can begin
+  cuda::DeviceBuffer values_{device_.runtime};       // float: of the union, with the residual
+  cuda::DeviceBuffer elements_{device_.runtime};     // sums in the gradient's type
+  cuda::DeviceBuffer owed_values_{device_.runtime};  // float: the residual of the union
+
+  // What kernels know of blocks, side by side: each, sizes, numbers of those for warps and CTAs.
+  static constexpr uint64_t kTableBytes = sizeof(DeviceBlock) + 2 * sizeof(uint32_t);
+  cuda::PinnedBuffer tables_{device_.runtime};
+  cuda::DeviceBuffer tables_on_{device_.runtime}, cells_{device_.runtime};
   cuda::DeviceBuffer norms_{device_.runtime}, survey_{device_.runtime}, parts_{device_.runtime},
       first_lanes_{device_.runtime}, sampled_{device_.runtime}, thresholds_{device_.runtime};
   cuda::DeviceBuffer lanes_{device_.runtime}, sums_{device_.runtime},

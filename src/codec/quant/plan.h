@@ -10,6 +10,7 @@
 #include "codec/feedback.h"
 #include "codec/quant/blocks.h"
 #include "codec/quant/coding.h"
+#include "codec/quant/form.h"
 #include "codec/quant/options.h"
 #include "codec/quant/scales.h"
 #include "codec/quant/thresholds.h"
@@ -22,7 +23,7 @@ class QuantPlan : public FeedbackCodec {
 
  protected:
   QuantPlan(const Layout& layout, const Options& options)
-      : FeedbackCodec(layout), options_(options) {}
+      : FeedbackCodec(layout), options_(options), form_(options.index) {}
 
   Status make_codings();
 
@@ -51,7 +52,8 @@ class QuantPlan : public FeedbackCodec {
   const Options options_;
   std::vector<Coding> codings_;
   Blocks blocks_;
-  bool excluded_ = false;  // this worker, from the sums of the step in progress
+  mutable IndexForm form_;  // a device's is chosen when the next plan is asked for
+  bool excluded_ = false;   // this worker, from the sums of the step in progress
 
  private:
   uint64_t segment_fingerprint(uint64_t segment) const final;

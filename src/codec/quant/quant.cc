@@ -36,7 +36,6 @@ Status QuantCodec::set_up() {
   ADDEND_TRY(make_codings());
   if (indexed()) {
     // Blocks follow the union, and are cut anew in every step.
-    form_ = options_.index == Index::kTwoLevel ? exact::Mode::kTwoLevel : exact::Mode::kPacked;
     return residual_.reserve(options_.feedback, layout().count, 0);
   }
   ADDEND_TRY(cut_blocks(layout()));
@@ -72,9 +71,7 @@ void QuantCodec::add_plan(Fingerprint& print) const {
     for (const uint32_t norm : residual_.norms())
       print.add(uint64_t{norm});
   }
-  if (!indexed()) return;
-  print.add(exact::mode_name(form_));
-  if (form_ == exact::Mode::kTwoLevel) print.add(seen_.block);
+  if (indexed()) form_.add_to(print);
 }
 
 uint64_t QuantCodec::memory_bytes() const {

@@ -6,8 +6,8 @@
 namespace addend::quant {
 namespace {
 
-constexpr QuantKernels kTable = {launch_norms,  launch_survey, launch_encode,  launch_contributors,
-                                 launch_decode, launch_turn,   launch_multiply};
+constexpr QuantKernels kTable = {launch_norms,  launch_survey, launch_encode, launch_contributors,
+                                 launch_decode, launch_turn,   launch_keep,   launch_multiply};
 
 }  // namespace
 

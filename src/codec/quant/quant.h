@@ -21,7 +21,6 @@
 #include "base/bits.h"
 #include "base/buffer.h"
 #include "base/chunks.h"
-#include "codec/exact/choose.h"
 #include "codec/index/union_index.h"
 #include "codec/quant/plan.h"
 
@@ -84,7 +83,6 @@ class QuantCodec final : public QuantPlan {
   Status take_union();
   void keep_by_position(Scratch& mine, uint64_t b);
   void finish_index(void* gradient);
-  void choose_form();
 
   Status cut_blocks(const Layout& elements);
   Status reserve_scratch();
@@ -135,9 +133,7 @@ class QuantCodec final : public QuantPlan {
   std::vector<Part> parts_;
   std::array<LanePlane, 3> planes_;  // by Lane
 
-  // With an index: what earlier unions say about its form, and the union of the step.
-  exact::Observation seen_;
-  exact::Mode form_ = exact::Mode::kPacked;
+  // With an index: the union of the step.
   index::UnionIndex index_;
   Buffer elements_;  // of the union, in the gradient's type
   Buffer values_;    // the same as floats, with the residual; then the sums

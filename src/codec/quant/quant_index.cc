@@ -13,8 +13,8 @@ Status QuantCodec::open_index(Round& round) {
   const DType dtype = layout().dtype;
   index_.start(dtype_bytes(dtype), gradient_, layout().count);
   ADDEND_TRY(index_.reserve_bitmap());
-  if (form_ == exact::Mode::kTwoLevel) {
-    ADDEND_TRY(index_.open_blocks(seen_.block, round));
+  if (form_.in_blocks()) {
+    ADDEND_TRY(index_.open_blocks(form_.block(), round));
   } else {
     ADDEND_TRY(index_.scan());
     ADDEND_TRY(index_.open_bitmap(round));
@@ -27,7 +27,7 @@ Status QuantCodec::open_index(Round& round) {
 Result<bool> QuantCodec::close_index(Round& round) {
   if (waiting_ == Waiting::kElements) {
     ADDEND_TRY(index_.close_elements());
-  } else if (form_ == exact::Mode::kTwoLevel) {
+  } else if (form_.in_blocks()) {
     const Result<bool> elements = index_.close_blocks(round);
     ADDEND_TRY(elements);
     waiting_ = Waiting::kElements;
@@ -115,22 +115,8 @@ void QuantCodec::finish_index(void* gradient) {
     sums = elements_.as<void>();
   }
   index_.scatter(sums, gradient);
-  choose_form();
-}
-
-// Only sums decide: all workers choose alike. The values cost the same in either form.
-void QuantCodec::choose_form() {
-  if (options_.index != Index::kAuto) return;
-  ++seen_.steps;
-  seen_.nonzeros = index_.size();
-  const exact::Options options;
-  if (exact::surveys_blocks(options, seen_))
-    exact::survey_blocks(layout(), options, index_.bitmap(), seen_);
-  const auto seconds = [&](exact::Mode mode) {
-    return exact::estimate(mode, layout(), options, seen_).seconds(layout().network);
-  };
-  form_ = seconds(exact::Mode::kTwoLevel) < seconds(exact::Mode::kPacked) ? exact::Mode::kTwoLevel
-                                                                          : exact::Mode::kPacked;
+  if (form_.count(index_.size())) form_.survey(layout(), index_.bitmap());
+  form_.choose(layout());
 }
 
 }  // namespace addend::quant

@@ -107,7 +107,7 @@ inline constexpr int kMailLive = 0, kMailLanes = 1, kMailBroken = 2;
 
 struct QuantKernels {
   static constexpr const char* kPart = "quant";
-  static constexpr uint32_t kVersion = 1;
+  static constexpr uint32_t kVersion = 2;
 
   /// norms = what this worker says in round 0.
   int (*norms)(const DeviceStep& step, void* stream);
@@ -127,6 +127,9 @@ struct QuantKernels {
                 const SumScale& scale, void* gradient, void* stream);
   /// Moves what is owed from the signs of the step's epoch to those of the next, in place.
   int (*turn)(const DeviceStep& step, DeviceResidual owed, void* stream);
+  /// What is owed for elements as they lie in the gradient, not rotated: what their levels did not
+  /// say. Broken blocks keep what they have there.
+  int (*keep)(const DeviceStep& step, float* owed, void* stream);
   /// Multiplies n floats in double; what is then not finite becomes 0.
   int (*multiply)(float* values, uint64_t n, double factor, void* stream);
 };
