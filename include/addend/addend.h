@@ -478,6 +478,10 @@ typedef struct addend_submission {
   /* Called once, by the thread that decodes; the outcome is valid during the call. */
   void (*done)(void* context, const addend_outcome* outcome);
   void* context;
+  /* Not NULL: a CUDA event of this device, behind whatever writes the gradients. They are not read
+   * before, and what else is under way goes on meanwhile. */
+  void* ready_event;
+  int32_t ready_device;
 } addend_submission;
 
 /* Submits. `here` not 0: the work is done in this thread if nothing else is under way. `ended`: 1

@@ -71,7 +71,10 @@ struct Submission {
   /// What else must be the same on all workers, at most kMaxClaims; texts outlive the pipeline.
   std::vector<Reducer::Claim> claims;
   static constexpr std::size_t kMaxClaims = Reducer::kMaxClaims - 3;
-  /// Called by the thread that encodes, before it reads a gradient: waits until that is there, say.
+  /// Whether gradients are there, asked again and again by the thread that encodes: meanwhile it
+  /// has later rounds of other buckets to encode. Null: they are.
+  std::function<bool()> ready;
+  /// Called by the thread that encodes, before it reads a gradient.
   std::function<Status()> prepare;
   /// Called once, by the thread that decodes, in the order of submission; the ticket is then not
   /// waited for. Must not submit: that may wait for this very thread.

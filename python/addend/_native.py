@@ -83,7 +83,7 @@ SwitchFunction = _function("SwitchFunction", "void", "ptr", "str")
 Submission = _struct(
     "Submission",
     "u32 size flags; Part* parts; u32 part_count claim_count; Claim* claims; "
-    "PrepareFunction prepare; DoneFunction done; ptr context",
+    "PrepareFunction prepare; DoneFunction done; ptr context ready_event; int ready_device",
 )
 PipelineOptions = _struct("PipelineOptions", "u32 size depth; u64 deadline_ns; u32 threads")
 Link = _struct("Link", "f64 latency_us gbit_per_s")

@@ -97,10 +97,12 @@ class Pipeline:
         pieces: bool = False,
         in_place: bool = False,
         prepare: Callable[[], None] | None = None,
+        ready: tuple[int, int] | None = None,
     ) -> Outcome | None:
         """Submits. `done` is called in the thread that decodes, unless `here` is set and the bucket
         came to its end in this thread: then its outcome is returned. `prepare` is called in the
-        thread that encodes, before gradients are read. Codecs are kept alive until the bucket has
+        thread that encodes, before gradients are read; not before a CUDA event is there, where
+        `ready` names one and its device. Codecs are kept alive until the bucket has
         ended; gradients are the caller's to keep."""
         submission = _native.Submission()
         submission.size = ctypes.sizeof(submission)
@@ -114,6 +116,7 @@ class Pipeline:
             native_claim.what, native_claim.value = claim
         submission.prepare = self._no_prepare if prepare is None else self._prepare
         submission.done = self._done
+        submission.ready_event, submission.ready_device = ready or (None, 0)
         number = submission.context = next(self._numbers)
         self._flying[number] = _Flying(done, prepare, parts)
         ended, native = ctypes.c_int(), _native.Outcome()

@@ -2,6 +2,7 @@
 // The pipeline of the C ABI.
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "addend/pipeline.h"
 #include "capi/guard.h"
 #include "capi/handles.h"
+#include "cuda/memory.h"
 
 struct addend_pipeline {
   std::unique_ptr<addend::Pipeline> pipeline;
@@ -51,6 +53,18 @@ addend::Status call_prepare(const addend_submission& from) {
                             t_last_error);
 }
 
+// What goes wrong on the device is said by whatever runs there next. Without our library for
+// devices gradients are fetched by `prepare`, which waits.
+std::function<bool()> ready_by(void* event, int32_t number) {
+  const auto runtime = addend::cuda::runtime();
+  if (!runtime) return nullptr;
+  const addend::cuda::Device device{*runtime, number, nullptr};
+  return [=] {
+    const addend::cuda::OnDevice here(device);
+    return device.runtime->query_event(event) != addend::cuda::RuntimeTable::kNotReady;
+  };
+}
+
 addend::Result<addend::Submission> to_cpp(const addend_submission& from) {
   addend::Submission to;
   if ((from.parts == nullptr && from.part_count > 0) ||
@@ -69,6 +83,7 @@ addend::Result<addend::Submission> to_cpp(const addend_submission& from) {
   }
   to.pieces = (from.flags & ADDEND_PIECES) != 0;
   to.in_place = (from.flags & ADDEND_IN_PLACE) != 0;
+  if (from.ready_event != nullptr) to.ready = ready_by(from.ready_event, from.ready_device);
   if (from.prepare != nullptr) to.prepare = [from] { return call_prepare(from); };
   to.done = [from](const addend::Outcome& outcome) {
     std::vector<addend_span> spans;

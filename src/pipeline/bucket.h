@@ -45,6 +45,8 @@ class Bucket {
   bool is_last_of_job() const { return last_; }
   const std::vector<Span>& spans() const { return spans_; }
 
+  /// Whether its gradients are there.
+  bool is_ready() const { return prepared_ || !job_->what.ready || job_->what.ready(); }
   /// Begins the step, or encodes the rounds that follow. Errors are kept in `status`.
   void encode();
   /// Whether there is something to reduce.

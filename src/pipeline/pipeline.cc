@@ -37,6 +37,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// So often a gradient is looked for that is not there: about what a device takes to do something.
+constexpr auto kLookAgain = std::chrono::microseconds(20);
+
 Error behind(const Error& error) {
   return make_error(error.code, "an earlier bucket failed: " + error.message);
 }
@@ -103,7 +106,8 @@ class ThreadedPipeline final : public Pipeline {
     std::unique_lock lock(mutex_);
     // Pieces are there for one to be encoded and another decoded while a third travels.
     const bool pieces = submission.pieces && submission.parts.size() > 1;
-    if (in_flight_ > 0 || network_busy_ || inline_ || pieces || !reducer_.can_wake()) {
+    if (in_flight_ > 0 || network_busy_ || inline_ || pieces || submission.ready ||
+        !reducer_.can_wake()) {
       lock.unlock();
       const Result<Ticket> ticket = submit(std::move(submission));
       if (!ticket) return ticket.error();
@@ -209,12 +213,18 @@ class ThreadedPipeline final : public Pipeline {
   using Role = bool (ThreadedPipeline::*)(Lock&);
 
   void run_role(Role role) {
+    const bool encodes = role == &ThreadedPipeline::encode_one;
     Lock lock(mutex_);
     for (;;) {
       work_.wait(lock, [&] { return !inline_; });
       if ((this->*role)(lock)) continue;
       if (closed_ && in_flight_ == 0) return;
-      if (!inline_) work_.wait(lock);
+      if (inline_) continue;
+      if (encodes && looks_again_) {
+        work_.wait_for(lock, kLookAgain);
+      } else {
+        work_.wait(lock);
+      }
     }
   }
 
@@ -225,8 +235,11 @@ class ThreadedPipeline final : public Pipeline {
   }
 
   bool encode_one(Lock& lock) {
+    looks_again_ = false;
     if (to_encode_.empty() || !may_encode(*to_encode_.front())) return false;
     Bucket* bucket = to_encode_.front();
+    looks_again_ = !stopped_ && !bucket->is_ready();
+    if (looks_again_) return false;
     to_encode_.pop_front();
     for (const Part& part : bucket->parts())
       busy_[part.codec] = bucket;
@@ -538,6 +551,7 @@ class ThreadedPipeline final : public Pipeline {
   std::optional<Error> decode_failure_, stopped_;
   Position position_;
   bool closed_ = false;
+  bool looks_again_ = false;           // the encoder, for a gradient that is not there
   bool network_busy_ = false;          // its thread may be about to leave what it did last
   bool inline_ = false;                // a caller's thread has all roles
   bool handed_over_ = false;           // and shall leave them to the others

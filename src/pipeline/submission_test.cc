@@ -444,6 +444,48 @@ TEST(Submission, ARoundIsStartedByWhoeverEncodedItIfNothingIsUnderWay) {
 
 // ---- What comes before a gradient is read
 
+// The bucket before it has two rounds, and ends while this one's gradient is not there.
+TEST(Submission, AGradientThatIsNotThereHoldsUpNoRoundOfOthers) {
+  spawn_workers(2, {}, [](uint32_t w, Reducer& reducer) {
+    const auto first = make_codec("exact:mode=packed", 3000, 2, 0, w),
+               second = make_codec("exact:mode=packed", 3000, 2, 1, w);
+    std::vector<float> one = gradient_of(w, 0, 3000), other(3000, 0.0f);
+    std::atomic<bool> there = false, prepared = false;
+    Submission late;
+    late.parts.push_back({second.get(), other.data()});
+    late.ready = [&] { return there.load(); };
+    late.prepare = [&]() -> Status {
+      prepared = true;
+      return {};
+    };
+    auto pipeline = create_pipeline(reducer);
+    const auto before = (*pipeline)->submit(*first, one.data());
+    const auto ticket = (*pipeline)->submit(std::move(late));
+    ASSERT_TRUE(before && ticket);
+    ASSERT_TRUE((*pipeline)->wait(*before));
+    EXPECT_FALSE(prepared);
+    std::ranges::copy(gradient_of(w, 1, 3000), other.begin());
+    there = true;
+    ASSERT_TRUE((*pipeline)->wait(*ticket));
+    EXPECT_EQ(other, sum_of(2, 1, 3000));
+  });
+}
+
+TEST(Submission, AGradientThatNeverComesEndsWhenThePipelineIsStopped) {
+  spawn_workers(1, {}, [](uint32_t w, Reducer& reducer) {
+    const auto codec = make_codec("dense", 10, 1, 0, w);
+    std::vector<float> gradient(10, 1.0f);
+    Submission submission;
+    submission.parts.push_back({codec.get(), gradient.data()});
+    submission.ready = [] { return false; };
+    auto pipeline = create_pipeline(reducer);
+    const auto ticket = (*pipeline)->submit(std::move(submission));
+    ASSERT_TRUE(ticket);
+    (*pipeline)->stop(make_error(Errc::kUnavailable, "enough"));
+    EXPECT_FALSE((*pipeline)->wait(*ticket));
+  });
+}
+
 TEST(Submission, AWorkerWhosePreparationFailsFailsTheBucketOnAll) {
   for (const uint32_t who : {1u, 2u}) {  // 2: all of them
     spawn_workers(2, {}, [&](uint32_t w, Reducer& reducer) {

@@ -126,6 +126,7 @@ def _body(rank: int, world: int, rendezvous: str, backend: str) -> None:
     )
     _check_sums(rank)
     _check_order(rank)
+    _check_overlap()
     for options in ({}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 1}):
         plain = _train(rank, None, **options)
         assert _train(rank, "exact", **options) == pytest.approx(plain, rel=1e-5)
@@ -166,6 +167,55 @@ def _check_order(rank: int) -> None:
             error = float((got - expected).norm() / expected.norm())
             assert error < (1e-6 if codec == "exact" else 0.02), (codec, late)
             assert bool((other == -1.0).all()), (codec, late)
+
+
+class Late(torch.autograd.Function):
+    """A layer whose backward pass takes a device long."""
+
+    ended: torch.cuda.Event | None = None
+
+    @staticmethod
+    def forward(_context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_context: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        _slow(1000)
+        ended = torch.cuda.Event()
+        ended.record()
+        Late.ended = ended
+        return gradients[0]
+
+
+class TwoBuckets(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(700, 700), torch.nn.Linear(700, 700)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        late = Late.apply(self.first(x))  # type: ignore[no-untyped-call]
+        return self.second(late)  # type: ignore[no-any-return]
+
+
+def _check_overlap() -> None:
+    """All rounds of a bucket are over while the gradients of the next are being computed."""
+    for codec in ("exact:mode=packed", "quant:bits=4"):
+        model = DistributedDataParallel(TwoBuckets().cuda(), device_ids=[0], bucket_cap_mb=1)
+        handle = addend.torch.attach(model, codec=codec)
+        tell, late = handle._bucket_done, list[bool]()
+
+        def done(step: int, tell: Any = tell, late: list[bool] = late) -> None:
+            late.append(Late.ended is not None and Late.ended.query())
+            tell(step)
+
+        handle._bucket_done = done  # type: ignore[method-assign]
+        for _ in range(3):  # the first has one bucket
+            late.clear()
+            Late.ended = None
+            model(torch.randn(4, 700, device="cuda")).sum().backward()
+        assert len(late) == 2
+        assert not late[0], codec
+        handle.close()
 
 
 # NCCL refuses two ranks on one device, so with one device its group has one member.

@@ -126,6 +126,14 @@ class Memory:
             if scale != 1.0:
                 self.tensor.mul_(scale)
 
+    @property
+    def ready(self) -> tuple[int, int] | None:
+        """The event behind what writes a device's gradient, and that device. Whoever waits for it
+        in a stream holds up what comes later there, so the pipeline does not."""
+        if not self.on_device:
+            return None
+        return self._ready.cuda_event, self.stream.device.index
+
     @contextlib.contextmanager
     def order(self) -> Iterator[None]:
         """What a device does inside comes after the gradient and before `done`'s reader."""

@@ -438,6 +438,7 @@ def _sum_dense(
         pieces=len(codecs.runs) > 1,
         in_place=stand_in is not None and not context.engine.repeats,
         prepare=memory.fetch if memory.on_device else None,
+        ready=memory.ready,
     )
 
 

@@ -218,6 +218,7 @@ class Handle:
             pieces=codecs.pieces,
             in_place=self._in_place and not self._engine.repeats,
             prepare=memory.fetch if memory.on_device else None,
+            ready=memory.ready,
         )
         return promised
 
