@@ -17,15 +17,16 @@ class ClaimLanes {
  public:
   /// REQUIRES: at most Reducer::kMaxClaims, which outlive this.
   explicit ClaimLanes(std::span<const Reducer::Claim> claims);
+  static constexpr std::size_t kLanes = Reducer::kMaxClaims * 4;
 
   Plane plane() { return {Op::kMaxU32, lanes_.size(), lanes_.data(), nullptr, nullptr}; }
   /// kMismatch, with the first that differs, once the plane holds the sums.
   Status check(const Reducer& reducer) const;
 
  private:
-  static constexpr std::size_t kLanesPerClaim = 4;
+  static constexpr std::size_t kLanesPerClaim = kLanes / Reducer::kMaxClaims;
   std::span<const Reducer::Claim> claims_;
-  std::array<uint32_t, Reducer::kMaxClaims * kLanesPerClaim> lanes_{};
+  std::array<uint32_t, kLanes> lanes_{};
 };
 
 /// What of a round all workers must share: operations, lanes and tables.

@@ -334,6 +334,30 @@ TEST_P(ServiceTest, StepsThatRepeatDoNotWaitForTheirClaims) {
   });
 }
 
+TEST_P(ServiceTest, ClaimsThatOneFrameDoesNotHoldAreAllCompared) {
+  const auto servers = start_servers();
+  const auto options = [&](uint32_t worker) {
+    ServiceReducerOptions small = options_for(worker, 3);
+    small.payload_bytes = 64;
+    small.slots = 1;  // so that they come one after the other
+    return small;
+  };
+  std::latch told(3);
+  work_together(3, options, [&](Reducer& reducer) {
+    for (uint64_t step = 0; step < 6; ++step) {
+      std::vector<int32_t> data(5);
+      Round round;
+      round.add({Op::kSumI32, data.size(), data.data(), nullptr, nullptr});
+      std::array<Reducer::Claim, Reducer::kMaxClaims> claims;
+      claims.fill({"the plan", 1});
+      claims.back().value = step == 5 ? reducer.worker() : 1;
+      const Status status = reducer.reduce_step(claims, round, far());
+      EXPECT_EQ(static_cast<bool>(status), step < 5) << step;
+    }
+    told.arrive_and_wait();
+  });
+}
+
 TEST_P(ServiceTest, TheCAbiJoinsAndReduces) {
   const auto servers = start_servers();
   const std::string aggregator = options_for(0, 1).access.aggregator;

@@ -195,9 +195,11 @@ class ServiceReducer final : public Reducer {
   }
 
   // Whether a round can be under way together with the claims of its step. With a quorum the claims
-  // decide who is in it, and one frame is decided once.
+  // decide who is in it, and one frame is decided once. They must come in one frame: as soon as
+  // that is here, they are compared.
   bool may_follow(const Round& round) const {
-    return quorum_ == 0 && round.size < Round::kMaxPlanes && check_host_memory(round) &&
+    return quorum_ == 0 && lanes_per_chunk(Op::kMaxU32, frame_limits()) >= ClaimLanes::kLanes &&
+           round.size < Round::kMaxPlanes && check_host_memory(round) &&
            std::all_of(round.begin(), round.end(), [&](const Plane& p) { return allows(p.op); });
   }
 
