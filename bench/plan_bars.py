@@ -5,8 +5,8 @@
     bench/plan_bars.py PATH_OF_ADDEND [--full]
 
 Bars: the median error of predicted step times is at most 15 %, and what is recommended is measured
-best, or within 5 % of it. Plain DDP and torch's fp16 hook are a ring, codecs a mesh. Servers are
-not among it: the demo does not train over them.
+best, or within 5 % of it. Plain DDP and torch's fp16 hook are a ring, codecs a mesh, and once more
+with a server, whose link is shaped as the workers' are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,8 @@ RUNS = {
     "quant": ("mesh", "quant"),
     "cast:bf16": ("mesh", "cast:to=bf16"),
 }
+SERVED = {"exact": ("server", "exact"), "quant": ("server", "quant")}
+KEYS = {**RUNS, **{f"server {name}": key for name, key in SERVED.items()}}
 
 
 @dataclass(frozen=True)
@@ -59,11 +61,11 @@ def places(full: bool) -> Iterator[Place]:
                 yield Place(model, gbit, workers)
 
 
-def measure(place: Place, folder: Path) -> dict[str, Any]:
+def train(place: Place, codecs: Iterable[str], folder: Path, server: str = "") -> dict[str, Any]:
     """The demo's runs of one model, by name."""
     out = folder / "report.html"
     asked = ["--workers", place.workers, "--gbit", place.gbit, "--models", place.model]
-    asked += ["--steps", STEPS, "--codecs", *(name for name in RUNS if name != "ddp")]
+    asked += ["--steps", STEPS, "--codecs", *codecs, *(["--server", server] if server else [])]
     command = [sys.executable, "-m", "demo", *map(str, asked), "--out", str(out)]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     document = json.loads(out.with_suffix(".json").read_text(encoding="utf-8"))
@@ -71,6 +73,13 @@ def measure(place: Place, folder: Path) -> dict[str, Any]:
         sys.exit(f"plan_bars: {document['network']}")
     (model,) = document["models"]
     return {run["codec"]: run for run in model["runs"]}
+
+
+def measure(addend: str, place: Place, folder: Path) -> dict[str, Any]:
+    """All runs, by name; those over a server in front of which it says so."""
+    runs = train(place, (name for name in RUNS if name != "ddp"), folder)
+    served = train(place, SERVED, folder, server=addend)
+    return {**runs, **{f"server {name}": served[name] for name in SERVED}}
 
 
 def job_of(place: Place, runs: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -105,8 +114,9 @@ def predict(addend: str, place: Place, job: dict[str, Any], folder: Path) -> dic
     path.write_text(json.dumps(job), encoding="utf-8")
     cores = len(os.sched_getaffinity(0))
     asked: list[object] = ["--job", path, "--workers", place.workers, "--gbit", place.gbit]
-    asked += ["--latency-us", LATENCY_US, "--slowdown", max(1.0, place.workers / cores)]
-    asked += ["--engine", "ring", "--engine", "mesh", "--floor", "fast", "--json"]
+    asked += ["--latency-us", LATENCY_US, "--cores", cores / place.workers]
+    asked += ["--engine", "ring", "--engine", "mesh", "--engine", "server", "--floor", "fast"]
+    asked += ["--json"]
     if costs.exists():
         asked += ["--calibration", costs]
     else:
@@ -123,17 +133,17 @@ def compare(place: Place, runs: dict[str, Any], plan: dict[str, Any]) -> tuple[l
     """Errors of all runs, and whether the advice was good; prints both."""
     rows = {(row["engine"], row["codec"]): row for row in plan["rows"]}
     errors = []
-    for name, key in RUNS.items():
+    for name, key in KEYS.items():
         measured, predicted = runs[name]["median_step_s"], rows[key]["step_s"]
         errors.append(abs(predicted - measured) / measured)
         print(
-            f"{place.model:7} {place.gbit:5g} {place.workers:2}  {name:11} {key[0]:5} "
+            f"{place.model:7} {place.gbit:5g} {place.workers:2}  {name:13} {key[0]:6} "
             f"{1e3 * measured:9.1f} {1e3 * predicted:9.1f}  {errors[-1]:6.1%}  "
             f"{rows[key]['limit']}",
             flush=True,
         )
     advised = plan["codec"] if plan["pays"] else "dense"
-    chosen = min(run["median_step_s"] for name, run in runs.items() if RUNS[name][1] == advised)
+    chosen = min(run["median_step_s"] for name, run in runs.items() if KEYS[name][1] == advised)
     good = chosen <= NEARLY_BEST * min(run["median_step_s"] for run in runs.values())
     print(f"{'':19}advised {advised}: {'good' if good else 'NOT the best'}", flush=True)
     return errors, good
@@ -147,7 +157,7 @@ def main() -> int:
     options = parser.parse_args()
     if os.geteuid() != 0:
         sys.exit("plan_bars: links are shaped by network namespaces: run it as root")
-    print("model   Gbit/s workers run     engine  measured predicted   error  limit   (ms)")
+    print("model   Gbit/s workers run       engine  measured predicted   error  limit   (ms)")
     errors: list[float] = []
     verdicts: list[bool] = []
     with tempfile.TemporaryDirectory(prefix="addend-plan-") as name:
@@ -155,7 +165,7 @@ def main() -> int:
         for place in places(options.full):
             if place.model not in options.models:
                 continue
-            runs = measure(place, folder)
+            runs = measure(options.addend, place, folder)
             plan = predict(options.addend, place, job_of(place, runs, folder), folder)
             now, good = compare(place, runs, plan)
             errors += now

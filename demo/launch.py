@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -27,6 +28,7 @@ from demo.models import MODELS
 from demo.models.words import TextMissing
 from demo.network import Network, open_network
 from demo.processes import ROOT, Message, WorkerFailed, Workers
+from demo.server import open_server
 from demo.training import ADAPTIVE, BASELINE, Run, is_adaptive
 
 CODECS = ["exact", "quant:bits=4,feedback=float", "cast:bf16", "lowrank", *hooks.NAMES, ADAPTIVE]
@@ -46,6 +48,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--codecs", nargs="+", type=_spec, default=CODECS, help="what runs after plain DDP")
     add("--steps", type=_at_least(1), help="of every model (its own number if not given)")
     add("--seed", type=_at_least(0), default=1, help="of data, start and codecs")
+    add("--server", metavar="ADDEND", help="codecs' sums go over a server that this command runs")
     add("--out", type=Path, default=Path("out/report.html"), help="report; a .json beside it")
     options = parser.parse_args(arguments)
     options.codecs = [codec for codec in options.codecs if codec != BASELINE]
@@ -117,16 +120,22 @@ def run_all(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="addend-demo-") as folder:
         for name in options.models:
             MODELS[name].prepare(Path(folder), options.seed)
-        with open_network(options.workers, options.gbit) as network:
+        with open_network(options.workers, options.gbit) as network, ExitStack() as stack:
             print(f"{options.workers} workers, {network.note}", file=sys.stderr)
-            tasks = [_task(i, network, Path(folder), runs) for i in range(options.workers)]
+            server = None
+            if options.server:
+                if network.server is None:
+                    raise WorkerFailed(f"--server has no place to run at: {network.note}")
+                opened = open_server(options.server, network.server, Path(folder))
+                server = stack.enter_context(opened)
+            tasks = [_task(i, network, Path(folder), runs, server) for i in range(options.workers)]
             with Workers(network.places, tasks) as workers:
                 models = collect(workers.messages(), runs, options.workers)
     return {
         "kind": "addend training",
         "workers": options.workers,
         "gbit": network.gbit,
-        "network": network.note,
+        "network": network.note + (", sums over a server" if options.server else ""),
         "seed": options.seed,
         "baseline": BASELINE,
         "machine": machine(),
@@ -135,13 +144,16 @@ def run_all(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _task(number: int, network: Network, folder: Path, runs: list[Run]) -> Message:
+def _task(
+    number: int, network: Network, folder: Path, runs: list[Run], server: str | None
+) -> Message:
     counter = network.places[number].sent_bytes
     return {
         "worker": number,
         "world": len(network.places),
         "folder": str(folder),
         "sent_bytes": str(counter) if counter else None,
+        "server": server,
         "runs": [vars(run) for run in runs],
     }
 

@@ -28,12 +28,14 @@ class Place:
 
     prefix: tuple[str, ...]  # of its command
     interface: str
+    address: str
     sent_bytes: Path | None  # the kernel's counter of what this worker alone sent, seen from inside
 
 
 @dataclass(frozen=True)
 class Network:
-    places: list[Place]
+    places: list[Place]  # of the workers
+    server: Place | None  # one more, where a server may run; None: links are not shaped
     gbit: float | None  # a link's speed in each direction; None: not shaped
     note: str
 
@@ -55,12 +57,12 @@ def open_network(world: int, gbit: float) -> Iterator[Network]:
             yield _loopback(world, str(reason))
             return
         note = f"every worker's link shaped to {gbit:g} Gbit/s each way"
-        yield Network(places, gbit, note)
+        yield Network(places[:-1], places[-1], gbit, note)
 
 
 def _loopback(world: int, reason: str) -> Network:
-    place = Place(prefix=(), interface="lo", sent_bytes=None)
-    return Network([place] * world, None, f"links not shaped ({reason})")
+    place = Place(prefix=(), interface="lo", address="127.0.0.1", sent_bytes=None)
+    return Network([place] * world, None, None, f"links not shaped ({reason})")
 
 
 @contextlib.contextmanager
@@ -71,7 +73,7 @@ def _namespaces(world: int, gbit: float) -> Iterator[list[Place]]:
     if missing:
         raise NoNamespaces(f"no command {' or '.join(missing)}: install the package iproute2")
     switch = f"addend-{os.getpid()}-switch"
-    workers = [f"addend-{os.getpid()}-{i}" for i in range(world)]
+    workers = [f"addend-{os.getpid()}-{i}" for i in range(world + 1)]  # and a server
     made: list[str] = []
     try:
         for name in [switch, *workers]:
@@ -81,19 +83,25 @@ def _namespaces(world: int, gbit: float) -> Iterator[list[Place]]:
         for i, name in enumerate(workers):
             _plug_in(switch, name, i, gbit)
         sent = Path("/sys/class/net", CABLE, "statistics/tx_bytes")
-        yield [Place(("ip", "netns", "exec", name), CABLE, sent) for name in workers]
+        yield [
+            Place(("ip", "netns", "exec", name), CABLE, _address(i), sent)
+            for i, name in enumerate(workers)
+        ]
     finally:
         # A namespace takes its cables and filters with it.
         for name in made:
             subprocess.run(["ip", "netns", "delete", name], stderr=subprocess.DEVNULL, check=False)
 
 
+def _address(number: int) -> str:
+    return f"10.0.{number // 250}.{number % 250 + 1}"
+
+
 def _plug_in(switch: str, worker: str, number: int, gbit: float) -> None:
     port = f"port{number}"
-    address = f"10.0.{number // 250}.{number % 250 + 1}/16"
     veth = ("type", "veth", "peer", "name", CABLE, "netns", worker)
     _run("ip", "-n", switch, "link", "add", port, "up", "master", "bridge", *veth)
-    _run("ip", "-n", worker, "address", "add", address, "dev", CABLE)
+    _run("ip", "-n", worker, "address", "add", f"{_address(number)}/16", "dev", CABLE)
     for interface in ("lo", CABLE):
         _run("ip", "-n", worker, "link", "set", interface, "up")
     burst = max(64 * 1024, int(gbit * 1e9 / 8 * BURST_SECONDS))

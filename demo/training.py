@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 import addend.torch
 from demo import hooks
 from demo.models import MODELS, Batch
+from demo.server import KEY
 
 BASELINE = "ddp"  # DistributedDataParallel as it comes, without addend
 # Runs are short, so the controller looks at shorter windows than it does by default.
@@ -45,6 +46,12 @@ class Group:
     world: int
     folder: Path  # of the data sets
     sent_bytes: Path | None  # the kernel's counter for this worker's link
+    server: str | None = None  # address of the one that sums what codecs send
+
+    def aggregator(self) -> addend.Aggregator | None:
+        if self.server is None:
+            return None
+        return addend.Aggregator(self.server, key_file=str(self.folder / KEY))
 
     def sent(self) -> int:
         return int(self.sent_bytes.read_text()) if self.sent_bytes else 0
@@ -57,7 +64,7 @@ def train(run: Run, group: Group, emit: Emit) -> None:
     ddp = DistributedDataParallel(module, **hooks.ddp_options(run.codec))
     optimizer = model.optimizer(module)
     batches = model.batches(group.folder, group.worker, group.world, run.seed)
-    with _compression(ddp, run, optimizer) as said:
+    with _compression(ddp, run, group, optimizer) as said:
         trainer = Trainer(ddp, optimizer, group)
         trainer.go(run, batches, emit)
         done = {**trainer.results(), **said(), "digest": digest(module)}
@@ -73,7 +80,7 @@ def is_adaptive(codec: str) -> bool:
 
 @contextlib.contextmanager
 def _compression(
-    ddp: DistributedDataParallel, run: Run, optimizer: torch.optim.Optimizer
+    ddp: DistributedDataParallel, run: Run, group: Group, optimizer: torch.optim.Optimizer
 ) -> Iterator[Callable[[], dict[str, Any]]]:
     """What a run's compression says of itself at its end."""
     if run.codec == BASELINE:
@@ -83,11 +90,12 @@ def _compression(
         metrics = hooks.register(ddp, run.codec)
         yield lambda: {"metrics": metrics()}
         return
+    named: dict[str, Any] = {"seed": run.seed, "aggregator": group.aggregator()}
     if not is_adaptive(run.codec):
-        handle = addend.torch.attach(ddp, codec=run.codec, seed=run.seed)
+        handle = addend.torch.attach(ddp, codec=run.codec, **named)
     else:
         codec = f"{ADAPTIVE}:{ADAPTIVE_WINDOWS}" if run.codec == ADAPTIVE else run.codec
-        handle = addend.torch.attach(ddp, codec=codec, seed=run.seed, optimizer=optimizer)
+        handle = addend.torch.attach(ddp, codec=codec, optimizer=optimizer, **named)
 
     def said() -> dict[str, Any]:
         decided = {"decisions": handle.decisions()} if is_adaptive(run.codec) else {}

@@ -44,6 +44,7 @@ def main() -> None:
         world=task["world"],
         folder=Path(task["folder"]),
         sent_bytes=Path(counter) if counter else None,
+        server=task["server"],
     )
     # A file for the rendezvous: no port to find, and no traffic of it on the links.
     dist.init_process_group(

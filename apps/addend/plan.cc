@@ -32,7 +32,7 @@ struct PlanOptions {
   std::string calibration, save, job, out, html;
   std::vector<std::string> gradients, engines;
   std::vector<double> buckets;
-  double elements = 0, density = 1, backward_ms = 0, rest_ms = 0, slowdown = 1;
+  double elements = 0, density = 1, backward_ms = 0, rest_ms = 0, cores = 0;
   double gbit = 10, server_gbit = 0, latency_us = 50;
   uint32_t workers = 4, fan_in = 16;
   std::string floor = "safe";
@@ -121,7 +121,7 @@ Status look_at(const std::vector<NpyArray>& gradients, const PlanOptions& option
 Status describe_job(const PlanOptions& options, const std::vector<NpyArray>& gradients,
                     PlanQuestion& question) {
   control::Job& job = question.job;
-  job.slowdown = options.slowdown;
+  job.cores = options.cores;
   if (!options.job.empty()) return read_job(options.job, job);
   job.rest_s = options.rest_ms * 1e-3;
   job.density = options.density;
@@ -254,9 +254,10 @@ void add_job_options(CLI::App& command, PlanOptions& options) {
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command
-      .add_option("--slowdown", options.slowdown,
-                  "codecs take so many times as long as calibrated: workers that share cores")
-      ->check(CLI::Range(1.0, 1024.0))
+      .add_option("--cores", options.cores,
+                  "of a worker, for its backward pass and codecs; 0.5: two workers share one; 0: "
+                  "enough")
+      ->check(CLI::Range(0.0, 1024.0))
       ->capture_default_str();
 }
 

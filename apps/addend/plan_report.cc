@@ -285,7 +285,7 @@ nlohmann::json plan_json(const PlanQuestion& question, const PlanAnswer& answer)
             {"rest_s", question.job.rest_s},
             {"density", question.job.density},
             {"union_density", finite(question.job.union_density)},
-            {"slowdown", question.job.slowdown}}},
+            {"cores", question.job.cores}}},
           {"rows", std::move(rows)},
           {"curves",
            {{"engine", engine_name(drawn)},

@@ -98,7 +98,10 @@ struct Job {
   double density = 1;                   ///< of a worker's gradient
   double union_density = std::nan("");  ///< measured; NaN: of workers whose positions are
                                         ///< independent
-  double slowdown = 1;  ///< by which codecs take longer than calibrated: workers that share cores
+  /// Of a worker; 0: enough for everything at once. With one or less, backward pass and codecs take
+  /// turns; with less, codecs take longer by that, and times of the backward pass are those of
+  /// workers that share.
+  double cores = 0;
 };
 
 /// How far a codec's form can be worked with, after Jang et al. (arXiv 1711.10123).

@@ -99,7 +99,8 @@ struct Scene {
 };
 
 Stages stages_of(const Scene& scene, const Load& load, const Bill& bill, uint32_t rounds) {
-  const double slowdown = scene.job.slowdown;
+  const double cores = scene.job.cores;
+  const double slowdown = cores > 0 ? std::max(1.0, 1 / cores) : 1;
   const double encode_s = bill.encode_s * slowdown, decode_s = bill.decode_s * slowdown;
   const double added = scene.network.workers > 1 ? added_bytes(scene.network, bill.traffic.up) : 0;
   Stages out{load.ready_s, encode_s, network_seconds(scene.network, bill.traffic, rounds),
@@ -211,7 +212,10 @@ Prediction predict(const Job& job, const Calibration& calibration, const CodecMo
     for (std::size_t lane = 1; lane < kLanes; ++lane)
       out.busy_s[lane] += stage(all.back(), static_cast<Lane>(lane));
   }
-  const auto end = [&](auto&& of) { return end_of_lanes(all.size(), of) + job.rest_s; };
+  const bool turns = job.cores > 0 && job.cores <= 1;
+  const auto end = [&](auto&& of) {
+    return (turns ? end_of_turns(all.size(), of) : end_of_lanes(all.size(), of)) + job.rest_s;
+  };
   out.step_s = end([&](uint64_t b) { return all[b]; });
   double shortest = std::numeric_limits<double>::infinity();
   for (std::size_t i = 0; i < kLanes; ++i) {

@@ -129,6 +129,32 @@ TEST(Predict, IsNeverFasterThanAnyLaneNorSlowerThanAllInARow) {
   }
 }
 
+// On one core codecs add to the backward pass; on half of one they also take twice as long.
+TEST(Predict, WhereWorkersShareCoresBackwardAndCodecsTakeTurns) {
+  std::mt19937 draw(16);
+  Calibration calibration = two();
+  calibration.add_s = {0, 1e-10};
+  for (int i = 0; i < 200; ++i) {
+    Job job = random_job(draw);
+    const Network network = network_of(kEngines[draw() % 5], workers_of(draw), 1, 1e-5);
+    const auto seen = [&](double cores) {
+      job.cores = cores;
+      return predict(job, calibration, calibration.codecs[1], network);
+    };
+    const Prediction alone = seen(0), turns = seen(1), half = seen(0.5);
+    const auto work = [](const Prediction& one) {
+      return one.busy_s[0] + one.busy_s[1] + one.busy_s[3] + one.busy_s[4];
+    };
+    EXPECT_EQ(seen(2).step_s, alone.step_s) << i;
+    EXPECT_GE(turns.step_s, alone.step_s - 1e-12) << i;
+    EXPECT_GE(turns.step_s, work(turns) + job.rest_s - 1e-12) << i;
+    EXPECT_LE(turns.step_s, work(turns) + turns.busy_s[2] + job.rest_s + 1e-12) << i;
+    EXPECT_GE(half.step_s, work(half) + job.rest_s - 1e-12) << i;
+    EXPECT_NEAR(half.busy_s[1], 2 * turns.busy_s[1], 1e-12) << i;
+    EXPECT_EQ(half.busy_s[0], turns.busy_s[0]) << "measured where they share already";
+  }
+}
+
 TEST(Predict, AFasterLinkALowerLatencyOrFewerBytesNeverMakeAStepLonger) {
   std::mt19937 draw(15);
   const Calibration calibration = two();

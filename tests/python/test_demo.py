@@ -25,7 +25,7 @@ from demo.processes import WorkerFailed, Workers  # noqa: E402
 
 CODECS = ["exact", "exact:values=reproducible", "quant:bits=4,feedback=float"]
 MODELS = ["ncf", "digits"] + (["words"] if shutil.which("bible") else [])
-LOOPBACK = network.Place(prefix=(), interface="lo", sent_bytes=None)
+LOOPBACK = network.Place(prefix=(), interface="lo", address="127.0.0.1", sent_bytes=None)
 
 
 def why_not_shaped() -> str:
@@ -137,6 +137,18 @@ def test_trains_every_model_on_shaped_links(tmp_path: Path) -> None:
         assert 0.9 * dense_bytes <= ddp["link_bytes"] <= 1.2 * dense_bytes
         # No faster than the link carries it, less what a full bucket lets pass at once.
         assert ddp["median_step_s"] >= (dense_bytes - 1_000_000) * 8 / 2e9
+
+
+@needs_shaping
+def test_codecs_may_sum_over_a_server(tmp_path: Path) -> None:
+    command = os.environ.get("ADDEND_COMMAND") or shutil.which("addend")
+    if command is None:
+        pytest.skip("no `addend` command: name it in ADDEND_COMMAND")
+    arguments = ["--gbit", "2", "--server", command]
+    document = run_demo(tmp_path / "r.html", *arguments, models=["digits"], codecs=["exact"])
+    assert document["network"].endswith("sums over a server")
+    # attach fails where no server answers, and run_demo where losses are not those of plain DDP.
+    assert [run["codec"] for run in document["models"][0]["runs"]] == ["ddp", "exact"]
 
 
 @needs_shaping
