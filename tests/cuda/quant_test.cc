@@ -40,6 +40,8 @@ TEST_F(CudaQuant, WritesTheCpusBytesWithEveryOption) {
                                  "quant:bits=4,feedback=float",
                                  "quant:bits=4,feedback=float,carrier=indices",
                                  "quant:bits=4,feedback=byte",
+                                 "quant:bits=4,feedback=byte,carrier=indices",
+                                 "quant:bits=4,feedback=byte,block=1024",
                                  "quant:bits=4,feedback=float,block=4096",
                                  "quant:bits=4,feedback=float,rotate=none"}) {
     for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
@@ -57,7 +59,8 @@ TEST_F(CudaQuant, WritesTheCpusBytesWithEveryOption) {
 TEST_F(CudaQuant, WritesTheCpusBytesWhateverTheGradientIsAlignedTo) {
   for (const uint64_t shift : {1, 2, 3, 4, 5, 8}) {
     for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
-      for (const char* spec : {"quant", "quant:bits=4,feedback=float"}) {
+      for (const char* spec :
+           {"quant", "quant:bits=4,feedback=float", "quant:bits=4,feedback=byte"}) {
         SCOPED_TRACE(std::to_string(shift) + " " + dtype_name(dtype) + " " + spec);
         const Layout layout = quant_layout(1, 5 * 2048 + 100, dtype);
         Twins twins(device_, spec, layout, shift);
@@ -71,8 +74,8 @@ TEST_F(CudaQuant, WritesTheCpusBytesWhateverTheGradientIsAlignedTo) {
 // 4 bits of so many workers travel in u8, u16 and i32; no world is so large here, but its lanes
 // are.
 TEST_F(CudaQuant, WritesTheCpusBytesInLanesOfEveryWidth) {
-  for (const char* options :
-       {"bits=4", "bits=4,feedback=float", "bits=4,carrier=indices", "bits=8"}) {
+  for (const char* options : {"bits=4", "bits=4,feedback=float", "bits=4,feedback=byte",
+                              "bits=4,carrier=indices", "bits=8"}) {
     for (const uint32_t world : {1u, 4u, 24u, 5000u}) {
       if (world == 5000 && std::strstr(options, "indices") != nullptr) continue;  // refused
       const std::string spec = std::string("quant:") + options;
@@ -94,7 +97,7 @@ TEST_F(CudaQuant, SegmentsHaveTheCpusBytes) {
     layout.segments.push_back({1000 + 7 * id, counts[id]});
     layout.count += counts[id];
   }
-  for (const char* spec : {"quant", "quant:bits=4,feedback=float"}) {
+  for (const char* spec : {"quant", "quant:bits=4,feedback=float", "quant:bits=4,feedback=byte"}) {
     for (const DType dtype : {DType::kF32, DType::kBf16}) {
       layout.dtype = dtype;
       Twins twins(device_, spec, layout);

@@ -43,9 +43,7 @@ __device__ inline float load_any(uint8_t dtype, const void* gradient, uint64_t i
                                                      : load_element<DType::kF16>(gradient, i);
 }
 
-__device__ __forceinline__ bool finite(float x) {
-  return (addend_f32_bits(x) & 0x7F800000u) != 0x7F800000u;
-}
+__device__ __forceinline__ bool finite(float x) { return fabsf(x) < INFINITY; }
 
 // What overflows is dropped (Residual::store).
 __device__ __forceinline__ float kept(float x) { return finite(x) ? x : 0.0f; }
@@ -110,9 +108,13 @@ __device__ __forceinline__ Rounded round_element(const Rounder& q, const DeviceC
 // one row, without conflicts between banks. Elements of 16 bits lie in it as rows of 64.
 
 template <uint32_t kBytes>
-__device__ __forceinline__ uint32_t tile_at(uint32_t byte) {
+__device__ __forceinline__ constexpr uint32_t tile_key(uint32_t byte) {
   const uint32_t row = byte >> 7;
-  return byte ^ (((kBytes == 4 ? row >> 1 : row) & 7u) << 4);
+  return ((kBytes == 4 ? row >> 1 : row) & 7u) << 4;
+}
+template <uint32_t kBytes>
+__device__ __forceinline__ uint32_t tile_at(uint32_t byte) {
+  return byte ^ tile_key<kBytes>(byte);
 }
 
 template <uint32_t kCopy>
@@ -125,8 +127,15 @@ __device__ __forceinline__ void copy_async(uint8_t* to, const uint8_t* from) {
   }
 }
 
+// Copies that were started since the last call belong together.
+__device__ __forceinline__ void end_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Waits for all copies but those of the last kPending calls of end_copies.
+template <int kPending>
 __device__ __forceinline__ void wait_copies() {
-  asm volatile("cp.async.wait_all;" ::: "memory");
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
   __syncwarp();
 }
 
@@ -138,9 +147,11 @@ __device__ __forceinline__ void start_tile(uint8_t* tile, const Word* elements, 
   const auto* from = reinterpret_cast<const uint8_t*>(elements);
   const auto address = reinterpret_cast<uintptr_t>(from);
   if (address % 16 == 0) {
+    // As tile_at, whose keys of the two addends are of different bits; few are to be computed.
+    const uint32_t mine = tile_at<kBytes>(lane * 16);
 #pragma unroll
     for (uint32_t at = 0; at < kTotal; at += kWarp * 16)
-      copy_async<16>(tile + tile_at<kBytes>(at + lane * 16), from + at + lane * 16);
+      copy_async<16>(tile + (mine ^ tile_key<kBytes>(at)) + at, from + at + lane * 16);
   } else if (address % 4 == 0) {
     for (uint32_t at = lane * 4; at < kTotal; at += kWarp * 4)
       copy_async<4>(tile + tile_at<kBytes>(at), from + at);
@@ -171,7 +182,8 @@ __device__ __forceinline__ void read_rows(const uint8_t* tile, uint32_t lane,
   const uint32_t key = (lane & 7u) << 4;
 #pragma unroll
   for (uint32_t k = 0; k < 16; ++k) {
-    const float4 four = *reinterpret_cast<const float4*>(tile + lane * 256 + ((k * 16) ^ key));
+    const float4 four =
+        *reinterpret_cast<const float4*>(tile + lane * 256 + ((k % 8 * 16) ^ key) + k / 8 * 128);
     v[4 * k] = four.x, v[4 * k + 1] = four.y, v[4 * k + 2] = four.z, v[4 * k + 3] = four.w;
   }
 }
@@ -216,8 +228,11 @@ __device__ __forceinline__ void flip_rows(float (&v)[kPerLane], uint64_t word) {
   const auto low = static_cast<uint32_t>(word), high = static_cast<uint32_t>(word >> 32);
 #pragma unroll
   for (uint32_t i = 0; i < 32; ++i) {
-    flip(v[i], low << (31 - i));
-    flip(v[i + 32], high << (31 - i));
+    if ((low >> i & 1) != 0) v[i] = -v[i];
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < 32; ++i) {
+    if ((high >> i & 1) != 0) v[i + 32] = -v[i + 32];
   }
 }
 
@@ -228,13 +243,13 @@ __device__ __forceinline__ void rows_to_columns(uint8_t* tile, uint32_t lane,
   __syncwarp();
 #pragma unroll
   for (uint32_t k = 0; k < 16; ++k) {
-    *reinterpret_cast<float4*>(tile + lane * 256 + ((k * 16) ^ key)) =
+    *reinterpret_cast<float4*>(tile + lane * 256 + ((k % 8 * 16) ^ key) + k / 8 * 128) =
         make_float4(v[4 * k], v[4 * k + 1], v[4 * k + 2], v[4 * k + 3]);
   }
   __syncwarp();
 #pragma unroll
   for (uint32_t j = 0; j < kPerLane; ++j)
-    v[j] = *reinterpret_cast<const float*>(tile + tile_at<4>(j * 128 + lane * 4));
+    v[j] = *reinterpret_cast<const float*>(tile + ((lane * 4) ^ tile_key<4>(j * 128)) + j * 128);
   __syncwarp();
 }
 
@@ -244,7 +259,7 @@ __device__ __forceinline__ void columns_to_rows(uint8_t* tile, uint32_t lane,
   __syncwarp();
 #pragma unroll
   for (uint32_t j = 0; j < kPerLane; ++j)
-    *reinterpret_cast<float*>(tile + tile_at<4>(j * 128 + lane * 4)) = v[j];
+    *reinterpret_cast<float*>(tile + ((lane * 4) ^ tile_key<4>(j * 128)) + j * 128) = v[j];
   __syncwarp();
   read_rows(tile, lane, v);
 }
@@ -275,30 +290,60 @@ __device__ __forceinline__ void rotate_tile(const DeviceStep& step, uint64_t sig
   transform_rows(tile, lane, v, tile_is_free);
 }
 
+// How what is owed lies in memory: floats, or bytes and a scale a block.
+enum class Owes : uint8_t { kNothing, kFloats, kBytes };
+inline constexpr uint32_t kOwedBytes[] = {0, kTileBytes, kWarpBlock};  // of a block
+
+template <Owes kOwes>
+inline constexpr uint32_t kOwedTile = kOwedBytes[static_cast<uint32_t>(kOwes)];
+
+__device__ __forceinline__ uint64_t owed_at(Owes owes, uint64_t place) {
+  return owes == Owes::kFloats ? place * 4 : place;
+}
+
 // Starts copying what a block owes to a tile of its own, as it lies in memory.
-__device__ __forceinline__ void start_owed(uint8_t* tile, const float* owed, uint32_t lane) {
+template <Owes kOwes>
+__device__ __forceinline__ void start_owed(uint8_t* tile, const DeviceResidual& owed,
+                                           uint64_t place, uint32_t lane) {
+  const auto* from = static_cast<const uint8_t*>(owed.values) + owed_at(kOwes, place);
 #pragma unroll
-  for (uint32_t at = 0; at < kTileBytes; at += kWarp * 16) {
-    const uint32_t byte = at + lane * 16;
-    copy_async<16>(tile + byte, reinterpret_cast<const uint8_t*>(owed) + byte);
+  for (uint32_t k = 0; k < kOwedTile<kOwes> / (kWarp * 16); ++k) {
+    const uint32_t at = (k * kWarp + lane) * 16;
+    copy_async<16>(tile + at, from + at);
   }
 }
 
 // Adds it to elements 32 j + lane. As the scalar code: owed is added to 0, scaled, and added.
-__device__ __forceinline__ void add_owed(const uint8_t* tile, float prescale, uint32_t lane,
-                                         float (&v)[kPerLane]) {
+template <Owes kOwes>
+__device__ __forceinline__ void add_owed(const uint8_t* tile, float scale, float prescale,
+                                         uint32_t lane, float (&v)[kPerLane]) {
+  const auto at = [&](uint32_t j) {
+    if constexpr (kOwes == Owes::kFloats) {
+      return 0.0f + reinterpret_cast<const float*>(tile)[j * kWarp + lane];
+    } else {
+      // A byte with its sign flipped, in the low bits of 2^23, is 2^23 + 128 plus that byte.
+      const uint32_t byte = tile[j * kWarp + lane];
+      return 0.0f + (addend_f32_from_bits(byte ^ 0x4B000080u) - 8388736.0f) * scale;
+    }
+  };
+  if (prescale == 1) {
 #pragma unroll
-  for (uint32_t j = 0; j < kPerLane; ++j)
-    v[j] += (0.0f + reinterpret_cast<const float*>(tile)[j * kWarp + lane]) * prescale;
+    for (uint32_t j = 0; j < kPerLane; ++j)
+      v[j] += at(j);
+  } else {
+#pragma unroll
+    for (uint32_t j = 0; j < kPerLane; ++j)
+      v[j] += at(j) * prescale;
+  }
   __syncwarp();
 }
 
 // The energy of elements square(j) = the square of element 32 j + lane, in the sixteen running sums
 // of the reference: sum l takes its elements from lanes l and l + 16 in turn.
-template <typename Square>
+template <uint32_t kAtOnce = kPerLane, typename Square>
 __device__ __forceinline__ float column_energy(const Square& square) {
   float sum = 0;
-#pragma unroll
+#pragma unroll kAtOnce
   for (uint32_t j = 0; j < kPerLane; ++j) {
     const float mine = square(j);
     const float other = __shfl_xor_sync(kAll, mine, kLanes);
@@ -343,8 +388,8 @@ __device__ inline void flip_shared(float* x, uint32_t n, uint64_t stream) {
   }
 }
 
-__device__ inline float owed_at(const DeviceResidual& owed, const DeviceBlock& block, uint64_t b,
-                                uint32_t i) {
+__device__ inline float owed_value(const DeviceResidual& owed, const DeviceBlock& block, uint64_t b,
+                                   uint32_t i) {
   if (owed.scales == nullptr) return 0.0f + static_cast<const float*>(owed.values)[block.place + i];
   const auto byte = static_cast<const int8_t*>(owed.values)[block.place + i];
   return 0.0f + static_cast<float>(byte) * owed.scales[b];
@@ -363,7 +408,7 @@ __device__ inline void load_shared(const DeviceStep& step, uint64_t b, float pre
   }
   if (step.owed.values != nullptr) {
     for (uint32_t i = threadIdx.x; i < block.size; i += blockDim.x)
-      z[i] += owed_at(step.owed, block, b, i) * prescale;
+      z[i] += owed_value(step.owed, block, b, i) * prescale;
   }
   __syncthreads();
 }

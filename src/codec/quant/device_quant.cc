@@ -76,6 +76,8 @@ Status DeviceQuantCodec::reserve_planes() {
   room_ = 0;  // if one of these fails
   ADDEND_TRY(norms_.reserve(blocks * 4));
   ADDEND_TRY(survey_.reserve(sizeof(Survey)));
+  ADDEND_TRY(
+      check(device_.runtime->fill(survey_.as<void>(), 0, sizeof(Survey), stream()), "clearing"));
   ADDEND_TRY(parts_.reserve(blocks * sizeof(BlockPart)));
   ADDEND_TRY(first_lanes_.reserve(blocks * 8));
   ADDEND_TRY(sampled_.reserve(blocks * 4));
@@ -113,11 +115,6 @@ Status DeviceQuantCodec::reserve_residuals(uint64_t elements) {
   return {};
 }
 
-bool DeviceQuantCodec::suits_warp(const Block& block) const {
-  return block.size == kWarpBlock && block.elements == kWarpBlock && rotates() &&
-         options_.feedback != Feedback::kByte;
-}
-
 // One copy, which nobody waits for.
 Status DeviceQuantCodec::send_blocks() {
   const uint64_t count = blocks_.size();
@@ -129,7 +126,7 @@ Status DeviceQuantCodec::send_blocks() {
     blocks[number] = {block.begin,           block.place,    block.owner, block.number,
                       threshold_name(block), block.elements, block.size};
     sizes[number] = block.size;
-    (suits_warp(block) ? *warp++ : *--cta) = number;
+    (suits_warp(rotates(), block.size, block.elements) ? *warp++ : *--cta) = number;
     ++number;
   }
   const void* from = tables_.host<void>();

@@ -65,8 +65,6 @@ class DeviceQuantCodec final : public QuantPlan {
   DeviceCarrier sum_carrier() const;
   const void* sums() const { return (indices() ? sums_ : lanes_).as<void>(); }
 
-  // Whether a warp codes the block, rather than a CTA.
-  bool suits_warp(const Block& block) const;
   void* stream() const { return layout().execution.stream; }
   Status check(int code, const char* doing) const { return device_.check(code, doing); }
   // To the device from the host or back, done when it returns.

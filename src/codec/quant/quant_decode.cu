@@ -7,7 +7,7 @@ namespace addend::quant {
 namespace {
 
 constexpr uint32_t kWarpThreads = 128;
-constexpr uint32_t kWarpCtas = 4;  // at once on a multiprocessor: 128 registers a thread
+constexpr uint32_t kWarpCtas = 4;  // at once on a multiprocessor: 128 registers a thread; 96 spill
 constexpr SharedBytes kWarpShared = {0, kTileBytes};
 
 __device__ float sum_at(DeviceCarrier carrier, const void* sums, uint64_t at) {
@@ -89,17 +89,95 @@ __device__ __forceinline__ void flip_columns(uint8_t* tile, uint32_t lane, uint6
   __syncwarp();
 }
 
-// f32, or a 16-bit type.
-template <bool kWide>
-__device__ __forceinline__ void store_columns(uint8_t dtype, void* gradient, uint64_t first,
-                                              const float (&v)[kPerLane]) {
+// Two numbers, neither of them NaN, in a 16-bit type.
+__device__ __forceinline__ uint32_t narrowed_pair(uint8_t dtype, float low, float high) {
+  uint32_t pair;
+  if (static_cast<DType>(dtype) == DType::kBf16) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  }
+  return pair;
+}
+
+// Elements 32 j + lane of a 16-bit type. Of two rows a lane has one number each; neighbours
+// exchange one, and store two of one row.
+__device__ __forceinline__ void store_half_columns(uint8_t dtype, uint16_t* block, uint32_t lane,
+                                                   const float (&v)[kPerLane]) {
+  bool plain = reinterpret_cast<uintptr_t>(block) % 4 == 0;
 #pragma unroll
-  for (uint32_t j = 0; j < kPerLane; ++j) {
-    if constexpr (kWide) {
-      __stcs(static_cast<float*>(gradient) + first + j * kWarp, v[j]);
-    } else {
-      store_element(dtype, gradient, first + j * kWarp, v[j]);
-    }
+  for (const float x : v)
+    plain = plain && x == x;
+  if (!__all_sync(kAll, plain)) {
+#pragma unroll
+    for (uint32_t j = 0; j < kPerLane; ++j)
+      block[j * kWarp + lane] = narrowed(dtype, v[j]);
+    return;
+  }
+  const uint32_t odd = lane & 1u, select = odd != 0 ? 0x3276u : 0x5410u;
+  auto* to = reinterpret_cast<uint32_t*>(block) + odd * (kWarp / 2) + lane / 2;
+#pragma unroll
+  for (uint32_t j = 0; j < kPerLane; j += 2) {
+    const uint32_t mine = narrowed_pair(dtype, v[j], v[j + 1]);
+    const uint32_t other = __shfl_xor_sync(kAll, mine, 1);
+    __stcs(to + j * (kWarp / 2), __byte_perm(mine, other, select));
+  }
+}
+
+// What a warp has to know of a block that it decodes. Lane l finds out about the l-th block that
+// its warp has next, for 32 blocks at once.
+struct Ahead {
+  uint64_t begin = 0, first = 0, signs = 0;
+  SumValues values;
+  uint32_t norm = 0;
+};
+constexpr SharedBytes kDecodeShared = {0, kTileBytes + kWarp * sizeof(Ahead)};
+
+__device__ __forceinline__ Ahead look_ahead(const DeviceStep& step, const SumScale& scale,
+                                            uint64_t at) {
+  Ahead block;
+  if (at >= step.warp_count) return block;
+  const uint32_t b = step.warp_blocks[at];
+  const BlockPart& part = step.parts[b];
+  block.begin = part.begin;
+  block.signs = part.signs;
+  block.norm = step.norms[b];
+  if (!is_live(block.norm)) return block;
+  block.first = first_lane(step, b);
+  block.values = sum_values(step.grid, addend_f32_from_bits(block.norm), kWarpBlock, scale);
+  return block;
+}
+
+template <bool kWide>
+__device__ __forceinline__ void decode_block(const DeviceStep& step, const void* sums,
+                                             DeviceCarrier carrier, const Ahead& block,
+                                             void* gradient, uint8_t* tile, uint32_t lane) {
+  float v[kPerLane];
+  const uint64_t first = block.first + lane * kPerLane;
+  if (carrier == DeviceCarrier::kU8) {
+    read_sums<1>(sums, first, v);
+  } else if (carrier == DeviceCarrier::kU16) {
+    read_sums<2>(sums, first, v);
+  } else {
+    read_sums<4>(sums, first, v);
+  }
+#pragma unroll
+  for (float& x : v)
+    x = x * block.values.levels.factor + block.values.levels.offset;
+  transform_rows(tile, lane, v, [] {});
+  flip_columns(tile, lane, addend_random(block.signs, lane), v);
+  if (block.values.back != 1) {
+#pragma unroll
+    for (float& x : v)
+      x = scaled_back(x, block.values.back);
+  }
+  if constexpr (kWide) {
+    float* to = static_cast<float*>(gradient) + block.begin + lane;
+#pragma unroll
+    for (uint32_t j = 0; j < kPerLane; ++j)
+      __stcs(to + j * kWarp, v[j]);
+  } else {
+    store_half_columns(step.dtype, static_cast<uint16_t*>(gradient) + block.begin, lane, v);
   }
 }
 
@@ -109,37 +187,22 @@ __global__ void __launch_bounds__(kWarpThreads, kWarpCtas)
                  const SumScale scale, void* gradient) {
   extern __shared__ __align__(128) uint8_t shared[];
   const uint32_t lane = threadIdx.x % kWarp;
-  uint8_t* tile = shared + threadIdx.x / kWarp * kTileBytes;
-  for (uint64_t at = first_of_warp(); at < step.warp_count; at += warps_in_grid()) {
-    const uint32_t b = step.warp_blocks[at];
-    const BlockPart& part = step.parts[b];
-    const uint32_t bits = step.norms[b];
-    if (!is_live(bits)) {
-      for (uint32_t i = lane; i < kWarpBlock; i += kWarp)
-        store_element(step.dtype, gradient, part.begin + i, fill_of(bits));
+  uint8_t* tile = shared + threadIdx.x / kWarp * kDecodeShared.warp;
+  auto* ahead = reinterpret_cast<Ahead*>(tile + kTileBytes);
+  uint32_t k = 0;
+  for (uint64_t at = first_of_warp(); at < step.warp_count; at += warps_in_grid(), ++k) {
+    if (k % kWarp == 0) {
+      __syncwarp();
+      ahead[lane] = look_ahead(step, scale, at + lane * warps_in_grid());
+      __syncwarp();
+    }
+    const Ahead& block = ahead[k % kWarp];
+    if (is_live(block.norm)) {
+      decode_block<kWide>(step, sums, carrier, block, gradient, tile, lane);
       continue;
     }
-    float v[kPerLane];
-    const uint64_t first = first_lane(step, b) + lane * kPerLane;
-    if (carrier == DeviceCarrier::kU8) {
-      read_sums<1>(sums, first, v);
-    } else if (carrier == DeviceCarrier::kU16) {
-      read_sums<2>(sums, first, v);
-    } else {
-      read_sums<4>(sums, first, v);
-    }
-    const SumValues values = sum_values(step.grid, addend_f32_from_bits(bits), kWarpBlock, scale);
-#pragma unroll
-    for (float& x : v)
-      x = x * values.levels.factor + values.levels.offset;
-    transform_rows(tile, lane, v, [] {});
-    flip_columns(tile, lane, addend_random(part.signs, lane), v);
-    if (values.back != 1) {
-#pragma unroll
-      for (float& x : v)
-        x = scaled_back(x, values.back);
-    }
-    store_columns<kWide>(step.dtype, gradient, part.begin + lane, v);
+    for (uint32_t i = lane; i < kWarpBlock; i += kWarp)
+      store_element(step.dtype, gradient, block.begin + i, fill_of(block.norm));
   }
 }
 
@@ -187,7 +250,8 @@ __global__ void __launch_bounds__(kWarpThreads, kWarpCtas)
     const DeviceBlock& block = step.blocks[step.warp_blocks[at]];
     float* values = owed + block.place;
     start_tile(tile, values, lane);
-    wait_copies();
+    end_copies();
+    wait_copies<0>();
     float v[kPerLane];
     read_rows(tile, lane, v);
 #pragma unroll
@@ -205,14 +269,14 @@ __global__ void __launch_bounds__(kWarpThreads, kWarpCtas)
 }
 
 __global__ void __launch_bounds__(kCtaThreads)
-    turn_ctas(const DeviceStep step, DeviceResidual owed) {
+    turn_ctas(const DeviceStep step, DeviceResidual owed, const uint32_t* blocks, uint64_t count) {
   extern __shared__ __align__(16) float x[];
-  for (uint64_t at = blockIdx.x; at < step.cta_count; at += gridDim.x) {
-    const uint64_t b = step.cta_blocks[at];
+  for (uint64_t at = blockIdx.x; at < count; at += gridDim.x) {
+    const uint64_t b = blocks[at];
     const DeviceBlock& block = step.blocks[b];
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < block.size; i += blockDim.x)
-      x[i] = owed_at(owed, block, b, i) / static_cast<float>(block.size);
+      x[i] = owed_value(owed, block, b, i) / static_cast<float>(block.size);
     transform_shared(x, block.size);
     for (uint32_t i = threadIdx.x; i < block.size; i += blockDim.x)
       flip(x[i], static_cast<uint32_t>(old_and_new(step, block, i / 64) >> (i % 64)) << 31);
@@ -226,19 +290,25 @@ __global__ void __launch_bounds__(kCtaThreads)
 int launch_decode(const DeviceStep& step, const void* sums, DeviceCarrier carrier,
                   const SumScale& scale, void* gradient, void* stream) {
   const int code = static_cast<DType>(step.dtype) == DType::kF32
-                       ? launch_resident<decode_warps<true>, kWarpThreads, kWarpShared>(
+                       ? launch_resident<decode_warps<true>, kWarpThreads, kDecodeShared>(
                              step.warp_count, stream, step, sums, carrier, scale, gradient)
-                       : launch_resident<decode_warps<false>, kWarpThreads, kWarpShared>(
+                       : launch_resident<decode_warps<false>, kWarpThreads, kDecodeShared>(
                              step.warp_count, stream, step, sums, carrier, scale, gradient);
   return code != 0 ? code
                    : launch_ctas<decode_ctas>(step, step.cta_count, stream, sums, carrier, scale,
                                               gradient);
 }
 
+// Bytes are turned rarely enough to take the slow way.
 int launch_turn(const DeviceStep& step, DeviceResidual owed, void* stream) {
-  const int code = launch_resident<turn_warps, kWarpThreads, kWarpShared>(
-      step.warp_count, stream, step, static_cast<float*>(owed.values));
-  return code != 0 ? code : launch_ctas<turn_ctas>(step, step.cta_count, stream, owed);
+  const int code = owed.scales == nullptr
+                       ? launch_resident<turn_warps, kWarpThreads, kWarpShared>(
+                             step.warp_count, stream, step, static_cast<float*>(owed.values))
+                       : launch_ctas<turn_ctas>(step, step.warp_count, stream, owed,
+                                                step.warp_blocks, step.warp_count);
+  return code != 0 ? code
+                   : launch_ctas<turn_ctas>(step, step.cta_count, stream, owed, step.cta_blocks,
+                                            step.cta_count);
 }
 
 }  // namespace addend::quant

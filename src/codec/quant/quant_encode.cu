@@ -37,24 +37,36 @@ __device__ __forceinline__ uint32_t transpose_bytes(uint32_t word, uint32_t lane
   return __byte_perm(word, near, (lane & 1) != 0 ? 0x3715 : 0x6240);
 }
 
+// Where this lane stores codes of the first rows of a block whose lanes start at `element`; of
+// later rows, so many elements on. Four rows become four bytes a lane, eight rows of nibbles, too.
+template <bool kNibbles>
+__device__ __forceinline__ uint8_t* first_store(DeviceCarrier carrier, void* lanes,
+                                                uint64_t element, uint32_t lane) {
+  auto* to = static_cast<uint8_t*>(lanes);
+  if constexpr (kNibbles) return to + (element + (lane & 7u) * kWarp + (lane & ~7u)) / 2;
+  const uint64_t at = element + (lane & 3u) * kWarp + (lane & ~3u);
+  return to + (carrier == DeviceCarrier::kU8    ? at
+               : carrier == DeviceCarrier::kU16 ? 2 * at
+                                                : 4 * at);
+}
+
 // Four rows of 32 codes: byte k of `word` is row k, column `lane`.
-__device__ __forceinline__ void store_rows(DeviceCarrier carrier, void* lanes, uint64_t element,
+__device__ __forceinline__ void store_rows(DeviceCarrier carrier, uint8_t* to, uint32_t elements,
                                            uint32_t word, uint32_t lane) {
   const uint32_t four = transpose_bytes(word, lane);
-  const uint64_t at = element + (lane & 3u) * kWarp + (lane & ~3u);
   if (carrier == DeviceCarrier::kU8) {
-    __stcs(reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(lanes) + at), four);
+    __stcs(reinterpret_cast<uint32_t*>(to + elements), four);
   } else if (carrier == DeviceCarrier::kU16) {
     const uint2 two = {__byte_perm(four, 0, 0x4140), __byte_perm(four, 0, 0x4342)};
-    __stcs(reinterpret_cast<uint2*>(static_cast<uint16_t*>(lanes) + at), two);
+    __stcs(reinterpret_cast<uint2*>(to + 2 * elements), two);
   } else {
     const uint4 each = {four & 0xFFu, (four >> 8) & 0xFFu, (four >> 16) & 0xFFu, four >> 24};
-    __stcs(reinterpret_cast<uint4*>(static_cast<uint32_t*>(lanes) + at), each);
+    __stcs(reinterpret_cast<uint4*>(to + 4 * elements), each);
   }
 }
 
 // Eight rows of 32 nibbles: byte k of `word` has row k in its low half, row k + 4 in its high one.
-__device__ __forceinline__ void store_nibbles(void* lanes, uint64_t element, uint32_t word,
+__device__ __forceinline__ void store_nibbles(uint8_t* to, uint32_t elements, uint32_t word,
                                               uint32_t lane) {
   const uint32_t four = transpose_bytes(word, lane);  // rows p and p + 4, columns 4 q to 4 q + 3
   uint32_t low = four & 0x0F0F0F0Fu, high = (four >> 4) & 0x0F0F0F0Fu;
@@ -62,21 +74,18 @@ __device__ __forceinline__ void store_nibbles(void* lanes, uint64_t element, uin
   high |= high >> 4;
   const uint32_t both = __byte_perm(low, high, 0x6420);
   const uint32_t other = __shfl_xor_sync(kAll, both, 4);
-  const bool upper = (lane & 4u) != 0;
-  const uint32_t packed = __byte_perm(both, other, upper ? 0x3276 : 0x5410);
-  const uint32_t row = (lane & 3u) + (upper ? 4u : 0u);
-  const uint64_t at = (element + row * kWarp + (lane & ~7u)) / 2;
-  __stcs(reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(lanes) + at), packed);
+  const uint32_t packed = __byte_perm(both, other, (lane & 4u) != 0 ? 0x3276 : 0x5410);
+  __stcs(reinterpret_cast<uint32_t*>(to + elements / 2), packed);
 }
 
 // ---- A warp a block.
 
 // Rounds v (elements 32 j + lane) and stores codes; with feedback v becomes what is left.
-template <bool kNibbles, bool kOwes>
+template <bool kNibbles, bool kLeaves>
 __device__ __forceinline__ void round_columns(const Rounder& q, const DeviceCell* cells,
                                               const Affine& values, float inverse,
-                                              DeviceCarrier carrier, void* lanes, uint64_t element,
-                                              uint32_t lane, float (&v)[kPerLane]) {
+                                              DeviceCarrier carrier, uint8_t* to, uint32_t lane,
+                                              float (&v)[kPerLane]) {
   constexpr uint32_t kRows = 8,
                      kCycle = kThresholds / kWarp;  // rows j and j + 32 share a threshold
 #pragma unroll
@@ -93,104 +102,205 @@ __device__ __forceinline__ void round_columns(const Rounder& q, const DeviceCell
         float& x = v[first + k];
         const Rounded r = round_element(q, cells, x, thresholds[k]);
         words[k / 4] = r.template code_in<k % 4>(words[k / 4]);
-        if constexpr (kOwes) x = kept((x - (r.level() * values.factor + values.offset)) * inverse);
+        if constexpr (kLeaves)
+          x = kept((x - (r.level() * values.factor + values.offset)) * inverse);
       };
       [&]<uint32_t... kRow>(std::integer_sequence<uint32_t, kRow...>) {
         (take(std::integral_constant<uint32_t, kRow>()), ...);
       }
       (std::make_integer_sequence<uint32_t, kRows>());
       if constexpr (kNibbles) {
-        store_nibbles(lanes, element + first * kWarp, words[0] | words[1] << 4, lane);
+        store_nibbles(to, first * kWarp, words[0] | words[1] << 4, lane);
       } else {
-        store_rows(carrier, lanes, element + first * kWarp, words[0], lane);
-        store_rows(carrier, lanes, element + (first + 4) * kWarp, words[1], lane);
+        store_rows(carrier, to, first * kWarp, words[0], lane);
+        store_rows(carrier, to, (first + 4) * kWarp, words[1], lane);
       }
     }
   }
 }
 
-// A block that does not travel keeps what it owes if it is broken, and owes nothing if it is
-// silent.
-__device__ __forceinline__ void pass_on(const float* owed, float* next, uint32_t norm,
-                                        uint32_t lane) {
-  for (uint32_t i = lane; i < kWarpBlock; i += kWarp)
-    next[i] = norm == 0 ? 0.0f : owed[i];
-}
-
-constexpr uint32_t kNoBlock = 0xFFFFFFFFu;
-
-// With feedback a warp has a second tile, and there are fewer warps.
-template <bool kOwes>
-constexpr uint32_t kWarpThreads = kOwes ? 384 : 512;
-template <bool kOwes>
-constexpr uint32_t kWarpTiles = kOwes ? 2 : 1;
-template <bool kOwes>
-constexpr SharedBytes kShared = {kTableBytes, kWarpTiles<kOwes>* kTileBytes};
-
-template <typename Word, bool kNibbles, bool kOwes>
-__global__ void __launch_bounds__(kWarpThreads<kOwes>, 1)
-    encode_warps(const DeviceStep step, void* lanes, float* next) {
-  extern __shared__ __align__(128) uint8_t shared[];
-  auto* tables = reinterpret_cast<Tables*>(shared);
-  load_tables(step, tables);
-  const uint32_t lane = threadIdx.x % kWarp;
-  uint8_t* tile = shared + kTableBytes + threadIdx.x / kWarp * kWarpTiles<kOwes> * kTileBytes;
-  uint8_t* owed_tile = tile + kTileBytes;
-  const auto* owed = static_cast<const float*>(step.owed.values);
-  const bool all_live = step.survey->all_live != 0;
-  const auto block_at = [&](uint64_t at) {
-    return at < step.warp_count ? step.warp_blocks[at] : kNoBlock;
-  };
-  const auto start = [&](uint32_t b, uint64_t begin, uint64_t place) {
-    if (b == kNoBlock) return;
-    start_tile(tile, static_cast<const Word*>(step.gradient) + begin, lane);
-    if constexpr (kOwes) start_owed(owed_tile, owed + place, lane);
-  };
-  uint64_t at = first_of_warp();
-  uint32_t b = block_at(at), following = block_at(at + warps_in_grid());
-  if (b != kNoBlock) start(b, step.parts[b].begin, step.parts[b].place);
-  while (b != kNoBlock) {
-    const BlockPart part = step.parts[b];
-    // What the next copies need is asked for before there is other work.
-    const uint32_t coming = following;
-    const BlockPart& coming_part = step.parts[coming == kNoBlock ? b : coming];
-    const uint64_t begin = coming_part.begin, place = kOwes ? coming_part.place : 0;
-    at += warps_in_grid();
-    following = block_at(at + warps_in_grid());
-    wait_copies();
-    if (part.prescale == 0) {
-      if constexpr (kOwes) pass_on(owed + part.place, next + part.place, step.norms[b], lane);
-      start(coming, begin, place);
-      b = coming;
-      continue;
-    }
-    float v[kPerLane];
-    rotate_tile<Word>(step, part.signs, part.prescale, tile, lane, v, [&] {
-      if constexpr (!kOwes) start(coming, begin, place);
-    });
-    if constexpr (kOwes) {
-      add_owed(owed_tile, part.prescale, lane, v);
-      start(coming, begin, place);
-    }
-    const Rounder q(step, part, tables->thresholds);
-    // Division by a power of two, whose inverse is one.
-    round_columns<kNibbles, kOwes>(q, tables->cells, part.values, 1 / part.prescale, step.carrier,
-                                   lanes, all_live ? part.place : step.lanes[b], lane, v);
-    if constexpr (kOwes) {
+// v becomes what is owed after the step (store_owed, of finite numbers).
+template <Owes kOwes>
+__device__ __forceinline__ void store_left(const DeviceResidual& next, uint32_t b, uint64_t place,
+                                           uint32_t lane, const float (&v)[kPerLane]) {
+  if constexpr (kOwes == Owes::kFloats) {
+    float* to = static_cast<float*>(next.values) + place + lane;
 #pragma unroll
-      for (uint32_t j = 0; j < kPerLane; ++j)
-        __stcs(next + part.place + j * kWarp + lane, v[j]);
+    for (uint32_t j = 0; j < kPerLane; ++j)
+      __stcs(to + j * kWarp, v[j]);
+  } else {
+    float most = 0;
+#pragma unroll
+    for (const float x : v)
+      most = fmaxf(most, fabsf(x));
+    most = addend_f32_from_bits(__reduce_max_sync(kAll, addend_f32_bits(most)));
+    const ByteScale scale(most);
+    uint8_t* to = first_store<false>(DeviceCarrier::kU8, next.values, place, lane);
+#pragma unroll
+    for (uint32_t j = 0; j < kPerLane; j += 4) {
+      // No product leaves +-127 by a half, and added to 3 * 2^22 it is rounded to a whole number,
+      // in the low bits.
+      const auto bits = [&](uint32_t k) {
+        return addend_f32_bits(v[j + k] * scale.inverse + 12582912.0f);
+      };
+      const uint32_t low = __byte_perm(bits(0), bits(1), 0x0040);
+      const uint32_t high = __byte_perm(bits(2), bits(3), 0x0040);
+      store_rows(DeviceCarrier::kU8, to, j * kWarp, __byte_perm(low, high, 0x5410), lane);
     }
-    b = coming;
+    if (lane == 0) next.scales[b] = scale.scale;
   }
 }
 
-// ---- A CTA a block.
+// A block that does not travel keeps what it owes if it is broken, and owes nothing if it is
+// silent.
+template <Owes kOwes>
+__device__ __forceinline__ void pass_on(const DeviceStep& step, const DeviceResidual& next,
+                                        uint32_t b, uint64_t place, uint32_t lane) {
+  const bool silent = step.norms[b] == 0;
+  const auto* owed = static_cast<const uint8_t*>(step.owed.values) + owed_at(kOwes, place);
+  auto* to = static_cast<uint8_t*>(next.values) + owed_at(kOwes, place);
+  for (uint32_t i = lane * 4; i < kOwedTile<kOwes>; i += kWarp * 4)
+    *reinterpret_cast<uint32_t*>(to + i) =
+        silent ? 0u : *reinterpret_cast<const uint32_t*>(owed + i);
+  if (kOwes == Owes::kBytes && lane == 0) next.scales[b] = silent ? 0.0f : step.owed.scales[b];
+}
+
+constexpr uint32_t kNoBlock = 0xFFFFFFFFu;
 
 // At the most: a step with fewer live blocks has fewer.
 __host__ __device__ inline uint64_t sample_count(const DeviceStep& step) {
   return (step.block_count + kSampleEvery - 1) / kSampleEvery;
 }
+
+// The block of sample k of the report, if there is one and it is this kernel's kind of block.
+__device__ __forceinline__ uint32_t sampled_block(const DeviceStep& step, uint64_t k,
+                                                  bool by_warp) {
+  const uint64_t rank = step.survey->phase + k * step.survey->every;
+  if (rank >= step.survey->live) return kNoBlock;
+  const uint32_t b = step.survey->all_live != 0 ? static_cast<uint32_t>(rank) : step.sampled[k];
+  const DeviceBlock& block = step.blocks[b];
+  return suits_warp(step.grid.rotates, block.size, block.elements) == by_warp ? b : kNoBlock;
+}
+
+__device__ __forceinline__ void put_sample(const DeviceStep& step, const BlockPart& part,
+                                           uint32_t size, float energy, float lost, Sample* to) {
+  const double unit = static_cast<double>(part.prescale) * static_cast<double>(part.prescale) *
+                      (step.grid.rotates ? size : 1);
+  *to = {static_cast<double>(energy) / unit, static_cast<double>(lost) / unit};
+}
+
+// The energies of elements 32 j + lane and of what rounding takes from them. Out of the tile, by
+// loops that need few registers: there is one sample for 64 blocks.
+__device__ __forceinline__ void sample_columns(const DeviceStep& step, const BlockPart& part,
+                                               const Tables* tables, uint32_t lane, uint8_t* tile,
+                                               const float (&v)[kPerLane], Sample* to) {
+  auto* x = reinterpret_cast<float*>(tile) + lane;
+  __syncwarp();
+#pragma unroll
+  for (uint32_t j = 0; j < kPerLane; ++j)
+    x[j * kWarp] = v[j];
+  const Rounder q(step, part, tables->thresholds);
+  const float energy = column_energy<8>([&](uint32_t j) { return x[j * kWarp] * x[j * kWarp]; });
+  const float lost = column_energy<8>([&](uint32_t j) {
+    const float z = x[j * kWarp];
+    const Rounded r =
+        round_element(q, tables->cells, z, q.thresholds[j * kWarp % kThresholds + lane]);
+    const float left = z - (r.level() * part.values.factor + part.values.offset);
+    return left * left;
+  });
+  if (lane == 0) put_sample(step, part, kWarpBlock, energy, lost, to);
+  __syncwarp();
+}
+
+// With feedback a warp needs more registers and, for floats, a second whole tile: there are fewer.
+template <Owes kOwes>
+constexpr uint32_t kWarpThreads = kOwes == Owes::kNothing ? 512 : 384;
+template <Owes kOwes>
+constexpr SharedBytes kShared = {kTableBytes, kTileBytes + kOwedTile<kOwes>};
+
+// Blocks, and behind the last of them the report's samples. The gradient of the next block comes
+// while this one is transformed and rounded, and what it owes while the next one is rotated.
+template <typename Word, bool kNibbles, Owes kOwes>
+__global__ void __launch_bounds__(kWarpThreads<kOwes>, 1)
+    encode_warps(const DeviceStep step, void* lanes, DeviceResidual next, Sample* samples) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  auto* tables = reinterpret_cast<Tables*>(shared);
+  load_tables(step, tables);
+  const uint32_t lane = threadIdx.x % kWarp;
+  uint8_t* tile = shared + kTableBytes + threadIdx.x / kWarp * (kTileBytes + kOwedTile<kOwes>);
+  uint8_t* owed_tile = tile + kTileBytes;
+  const bool all_live = step.survey->all_live != 0;
+  const uint64_t items = step.warp_count + sample_count(step);
+  const auto block_at = [&](uint64_t at) {
+    if (at < step.warp_count) return step.warp_blocks[at];
+    return at < items ? sampled_block(step, at - step.warp_count, true) : kNoBlock;
+  };
+  const auto start_gradient = [&](uint32_t b, uint64_t begin) {
+    if (b != kNoBlock) start_tile(tile, static_cast<const Word*>(step.gradient) + begin, lane);
+    end_copies();
+  };
+  const auto start_what_is_owed = [&](uint32_t b, uint64_t place) {
+    if constexpr (kOwes != Owes::kNothing) {
+      if (b != kNoBlock) start_owed<kOwes>(owed_tile, step.owed, place, lane);
+      end_copies();
+    }
+  };
+  constexpr int kPending = kOwes == Owes::kNothing ? 0 : 1;
+  uint64_t at = first_of_warp();
+  uint32_t b = block_at(at), following = block_at(at + warps_in_grid());
+  if (b != kNoBlock) {
+    start_gradient(b, step.parts[b].begin);
+    start_what_is_owed(b, step.parts[b].place);
+  }
+  for (; at < items; at += warps_in_grid()) {
+    // What the next copies need is asked for before there is other work.
+    const uint32_t coming = following;
+    const BlockPart part = step.parts[b == kNoBlock ? 0 : b];
+    const BlockPart& coming_part = step.parts[coming == kNoBlock ? 0 : coming];
+    const uint64_t begin = coming_part.begin,
+                   place = kOwes == Owes::kNothing ? 0 : coming_part.place;
+    const bool is_sample = at >= step.warp_count;
+    following = block_at(at + 2 * warps_in_grid());
+    if (b == kNoBlock || part.prescale == 0) {
+      wait_copies<0>();
+      if constexpr (kOwes != Owes::kNothing) {
+        if (!is_sample) pass_on<kOwes>(step, next, b, part.place, lane);
+      }
+      start_gradient(coming, begin);
+      start_what_is_owed(coming, place);
+      b = coming;
+      continue;
+    }
+    const float owed_scale = kOwes == Owes::kBytes ? step.owed.scales[b] : 1.0f;
+    wait_copies<kPending>();
+    float v[kPerLane];
+    rotate_tile<Word>(step, part.signs, part.prescale, tile, lane, v, [&] {
+      if (!is_sample) start_gradient(coming, begin);
+    });
+    if constexpr (kOwes != Owes::kNothing) {
+      is_sample ? wait_copies<0>() : wait_copies<1>();
+      add_owed<kOwes>(owed_tile, owed_scale, part.prescale, lane, v);
+    }
+    if (is_sample) {
+      sample_columns(step, part, tables, lane, tile, v, samples + (at - step.warp_count));
+      start_gradient(coming, begin);
+      start_what_is_owed(coming, place);
+      b = coming;
+      continue;
+    }
+    start_what_is_owed(coming, place);
+    const Rounder q(step, part, tables->thresholds);
+    uint8_t* to =
+        first_store<kNibbles>(step.carrier, lanes, all_live ? part.place : step.lanes[b], lane);
+    // Division by a power of two, whose inverse is one.
+    round_columns<kNibbles, kOwes != Owes::kNothing>(q, tables->cells, part.values,
+                                                     1 / part.prescale, step.carrier, to, lane, v);
+    if constexpr (kOwes != Owes::kNothing) store_left<kOwes>(next, b, part.place, lane, v);
+    b = coming;
+  }
+}
+
+// ---- A CTA a block.
 
 __device__ void pass_on_shared(const DeviceStep& step, const DeviceResidual& next, uint64_t b) {
   const DeviceBlock& block = step.blocks[b];
@@ -244,12 +354,11 @@ __device__ void encode_shared(const DeviceStep& step, uint32_t b, void* lanes,
   if (next.values != nullptr) store_owed(next, block, b, z);
 }
 
-// Sample k of the report: the energies of a block, or of a stretch of a long one, and of what
-// rounding takes from it.
+// Sample k of the report, if a CTA codes its block: the energies of the block, or of a stretch of a
+// long one, and of what rounding takes from it.
 __device__ void take_sample(const DeviceStep& step, uint64_t k, Sample* samples, float* z) {
-  const uint64_t every = step.survey->every, rank = step.survey->phase + k * every;
-  if (rank >= step.survey->live) return;
-  const uint64_t b = step.survey->all_live != 0 ? rank : step.sampled[k];
+  const uint32_t b = sampled_block(step, k, false);
+  if (b == kNoBlock) return;
   const DeviceBlock& block = step.blocks[b];
   const BlockPart& part = step.parts[b];
   load_shared(step, b, part.prescale, z);
@@ -262,10 +371,7 @@ __device__ void take_sample(const DeviceStep& step, uint64_t k, Sample* samples,
     x[i] = x[i] - (r.level() * part.values.factor + part.values.offset);
   }
   const float lost = shared_energy(x, n);
-  if (threadIdx.x != 0) return;
-  const double unit = static_cast<double>(part.prescale) * static_cast<double>(part.prescale) *
-                      (step.grid.rotates ? block.size : 1);
-  samples[k] = {static_cast<double>(energy) / unit, static_cast<double>(lost) / unit};
+  if (threadIdx.x == 0) put_sample(step, part, block.size, energy, lost, samples + k);
 }
 
 __global__ void __launch_bounds__(kCtaThreads)
@@ -285,21 +391,29 @@ __global__ void __launch_bounds__(kCtaThreads)
   }
 }
 
-template <typename Word, bool kNibbles, bool kOwes>
-int launch_warps(const DeviceStep& step, void* lanes, const DeviceResidual& next, void* stream) {
+template <typename Word, bool kNibbles, Owes kOwes>
+int launch_warps(const DeviceStep& step, void* lanes, const DeviceResidual& next, Sample* samples,
+                 void* stream) {
   return launch_resident<encode_warps<Word, kNibbles, kOwes>, kWarpThreads<kOwes>, kShared<kOwes>>(
-      step.warp_count, stream, step, lanes, static_cast<float*>(next.values));
+      step.warp_count, stream, step, lanes, next, samples);
+}
+
+template <typename Word, bool kNibbles>
+int launch_warps(const DeviceStep& step, void* lanes, const DeviceResidual& next, Sample* samples,
+                 void* stream) {
+  if (next.values == nullptr)
+    return launch_warps<Word, kNibbles, Owes::kNothing>(step, lanes, next, samples, stream);
+  return next.scales == nullptr
+             ? launch_warps<Word, kNibbles, Owes::kFloats>(step, lanes, next, samples, stream)
+             : launch_warps<Word, kNibbles, Owes::kBytes>(step, lanes, next, samples, stream);
 }
 
 template <typename Word>
-int launch_warps(const DeviceStep& step, void* lanes, const DeviceResidual& next, void* stream) {
-  const bool nibbles = step.carrier == DeviceCarrier::kNibbles;
-  if (next.values == nullptr) {
-    return nibbles ? launch_warps<Word, true, false>(step, lanes, next, stream)
-                   : launch_warps<Word, false, false>(step, lanes, next, stream);
-  }
-  return nibbles ? launch_warps<Word, true, true>(step, lanes, next, stream)
-                 : launch_warps<Word, false, true>(step, lanes, next, stream);
+int launch_warps(const DeviceStep& step, void* lanes, const DeviceResidual& next, Sample* samples,
+                 void* stream) {
+  return step.carrier == DeviceCarrier::kNibbles
+             ? launch_warps<Word, true>(step, lanes, next, samples, stream)
+             : launch_warps<Word, false>(step, lanes, next, samples, stream);
 }
 
 }  // namespace
@@ -307,9 +421,9 @@ int launch_warps(const DeviceStep& step, void* lanes, const DeviceResidual& next
 int launch_encode(const DeviceStep& step, void* lanes, DeviceResidual next, Sample* samples,
                   void* stream) {
   const int code = static_cast<DType>(step.dtype) == DType::kF32
-                       ? launch_warps<float>(step, lanes, next, stream)
-                       : launch_warps<uint16_t>(step, lanes, next, stream);
-  if (code != 0) return code;
+                       ? launch_warps<float>(step, lanes, next, samples, stream)
+                       : launch_warps<uint16_t>(step, lanes, next, samples, stream);
+  if (code != 0 || step.cta_count == 0) return code;
   return launch_ctas<encode_ctas>(step, step.cta_count + sample_count(step), stream, lanes, next,
                                   samples);
 }

@@ -34,6 +34,9 @@ inline constexpr uint64_t kDeviceCells = 256;
 /// The size of blocks that one warp each codes in registers, if all of their elements are there and
 /// they are rotated; all others take the way of a CTA each, through shared memory.
 inline constexpr uint32_t kWarpBlock = 2048;
+ADDEND_HOST_DEVICE constexpr bool suits_warp(bool rotates, uint64_t size, uint64_t elements) {
+  return rotates && size == kWarpBlock && elements == kWarpBlock;
+}
 /// The largest block that fits a CTA's shared memory.
 inline constexpr uint32_t kMostDeviceBlock = 16384;
 
@@ -47,14 +50,19 @@ struct DeviceResidual {
 };
 
 /// What the folded norms say about a step.
+struct BlockCount {
+  uint64_t live = 0;    ///< blocks that travel
+  uint64_t lanes = 0;   ///< of those
+  uint64_t broken = 0;  ///< elements in broken blocks
+};
 struct Survey {
-  uint64_t live = 0;      ///< blocks that travel
-  uint64_t lanes = 0;     ///< of those
-  uint64_t broken = 0;    ///< elements in broken blocks
+  uint64_t live = 0;
   uint32_t all_live = 0;  ///< 1: block b's lanes start at its place
   uint32_t every = 0;     ///< one live block in so many is sampled, from number `phase` on
   uint32_t phase = 0;
-  uint32_t tickets = 0;  ///< CTAs that have counted
+  // While CTAs count; zeros before and after.
+  uint32_t tickets = 0;
+  BlockCount counting;
 };
 
 /// A block's part in a step.

@@ -41,6 +41,14 @@ __device__ inline float shared_energy(const float* x, uint32_t n) {
   return sums[0];
 }
 
+// How bytes of a block are scaled whose largest magnitude is this (Residual::store).
+struct ByteScale {
+  float scale, inverse;
+  __device__ __forceinline__ explicit ByteScale(float largest)
+      : scale(largest >= 127 * 0x1p-126f ? largest / 127.0f : 0.0f),
+        inverse(scale > 0 ? 1.0f / scale : 0.0f) {}
+};
+
 // What is owed becomes z (Residual::store).
 __device__ inline void store_owed(const DeviceResidual& next, const DeviceBlock& block, uint64_t b,
                                   const float* z) {
@@ -57,15 +65,13 @@ __device__ inline void store_owed(const DeviceResidual& next, const DeviceBlock&
     largest = fmaxf(largest, fabsf(kept(z[i])));
   atomicMax(&largest_bits, addend_f32_bits(largest));
   __syncthreads();
-  largest = addend_f32_from_bits(largest_bits);
-  const float scale = largest >= 127 * 0x1p-126f ? largest / 127.0f : 0.0f;
-  const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
+  const ByteScale scale(addend_f32_from_bits(largest_bits));
   for (uint32_t i = threadIdx.x; i < block.size; i += blockDim.x) {
-    const float rounded = rintf(kept(z[i]) * inverse);
+    const float rounded = rintf(kept(z[i]) * scale.inverse);
     static_cast<int8_t*>(next.values)[block.place + i] =
         static_cast<int8_t>(fminf(fmaxf(rounded, -127.0f), 127.0f));
   }
-  if (threadIdx.x == 0) next.scales[b] = scale;
+  if (threadIdx.x == 0) next.scales[b] = scale.scale;
   __syncthreads();
 }
 

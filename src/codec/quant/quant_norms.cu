@@ -78,8 +78,10 @@ __global__ void __launch_bounds__(kNormThreads) plain_norms(const DeviceStep ste
   const uint32_t thread = threadIdx.x % kLanes;
   const uint32_t mask = 0xFFFFu << (threadIdx.x / kLanes % 2 * kLanes);
   const uint64_t stride = uint64_t{gridDim.x} * (blockDim.x / kLanes);
-  for (uint64_t b = blockIdx.x * uint64_t{blockDim.x / kLanes} + threadIdx.x / kLanes;
-       b < step.block_count; b += stride) {
+  // From the end on: what is read last is still in the cache when encoding starts at the beginning.
+  for (uint64_t at = blockIdx.x * uint64_t{blockDim.x / kLanes} + threadIdx.x / kLanes;
+       at < step.block_count; at += stride) {
+    const uint64_t b = step.block_count - 1 - at;
     const DeviceBlock& block = step.blocks[b];
     const Sixteen<kType> x{step.gradient, block.begin, block.elements, thread, mask};
     const bool in_float =
@@ -113,46 +115,58 @@ __device__ __forceinline__ double column_norm(const float (&v)[kPerLane]) {
   return sqrt(energy);
 }
 
-template <typename Word>
+template <typename Word, Owes kOwes>
 __global__ void __launch_bounds__(kRotateThreads, 1) owing_norms(const DeviceStep step) {
   extern __shared__ __align__(128) uint8_t shared[];
   const uint32_t lane = threadIdx.x % kWarp;
-  uint8_t* tile = shared + threadIdx.x / kWarp * 2 * kTileBytes;
+  uint8_t* tile = shared + threadIdx.x / kWarp * (kTileBytes + kOwedTile<kOwes>);
   uint8_t* owed_tile = tile + kTileBytes;
-  const auto start = [&](uint64_t at) {
-    if (at >= step.warp_count) return;
-    const DeviceBlock& block = step.blocks[step.warp_blocks[at]];
-    start_tile(tile, static_cast<const Word*>(step.gradient) + block.begin, lane);
-    start_owed(owed_tile, static_cast<const float*>(step.owed.values) + block.place, lane);
+  // From the end on, as plain_norms.
+  const auto number = [&](uint64_t at) { return step.warp_blocks[step.warp_count - 1 - at]; };
+  const auto start_gradient = [&](uint64_t at) {
+    if (at < step.warp_count) {
+      const DeviceBlock& block = step.blocks[number(at)];
+      start_tile(tile, static_cast<const Word*>(step.gradient) + block.begin, lane);
+    }
+    end_copies();
   };
-  start(first_of_warp());
+  const auto start_what_is_owed = [&](uint64_t at) {
+    if (at < step.warp_count)
+      start_owed<kOwes>(owed_tile, step.owed, step.blocks[number(at)].place, lane);
+    end_copies();
+  };
+  start_gradient(first_of_warp());
+  start_what_is_owed(first_of_warp());
   for (uint64_t at = first_of_warp(); at < step.warp_count; at += warps_in_grid()) {
-    const uint64_t b = step.warp_blocks[at];
+    const uint64_t b = number(at), next = at + warps_in_grid();
     const DeviceBlock& block = step.blocks[b];
     const uint64_t signs = sign_stream(step.seed, block.owner, step.epoch, block.number);
+    const float scale = kOwes == Owes::kBytes ? step.owed.scales[b] : 1.0f;
     double norm = 0;
     float v[kPerLane];
     // A second time, out of harm's way, if the rotation itself overflowed.
 #pragma unroll 1
     for (uint32_t pass = 0; pass < 2; ++pass) {
       const float prescale = pass == 0 ? 1.0f : kFarDown;
-      wait_copies();
-      rotate_tile<Word>(step, signs, prescale, tile, lane, v, [] {});
-      add_owed(owed_tile, prescale, lane, v);
-      start(at + warps_in_grid());
+      wait_copies<1>();
+      rotate_tile<Word>(step, signs, prescale, tile, lane, v, [&] { start_gradient(next); });
+      wait_copies<1>();
+      add_owed<kOwes>(owed_tile, scale, prescale, lane, v);
+      start_what_is_owed(next);
       const float energy = column_energy([&](uint32_t j) { return v[j] * v[j]; });
       norm = static_cast<double>(sqrtf(energy));
       if (pass > 0 || !plain_energy(energy)) norm = column_norm(v) / static_cast<double>(prescale);
       if (pass > 0 || norm <= 1.7976931348623157e308) break;
-      wait_copies();
-      start(at);
+      wait_copies<0>();
+      start_gradient(at);
+      start_what_is_owed(at);
     }
     norm *= 1 / sqrt(static_cast<double>(block.size));
     if (lane == 0) step.norms[b] = lane_of_norm(norm);
   }
 }
 
-// Other sizes, tails, residuals of bytes: a CTA a block.
+// Other sizes and tails: a CTA a block.
 __device__ double shared_norm(const float* z, uint32_t n, bool rotates) {
   double energy = 0, largest = 0;
   for (uint32_t i = 0; i < n; ++i) {
@@ -189,30 +203,41 @@ __global__ void __launch_bounds__(kCtaThreads) owing_cta_norms(const DeviceStep 
   }
 }
 
+template <DType kType>
+int launch_plain(const DeviceStep& step, void* stream) {
+  // As many CTAs as there are blocks for: those that come late fill the device to the end.
+  constexpr uint64_t kEach = kNormThreads / kLanes, kMostCtas = 1u << 30;
+  const uint64_t wanted = (step.block_count + kEach - 1) / kEach;
+  if (wanted == 0) return 0;
+  const auto grid = static_cast<uint32_t>(wanted < kMostCtas ? wanted : kMostCtas);
+  plain_norms<kType><<<grid, kNormThreads, 0, static_cast<cudaStream_t>(stream)>>>(step);
+  return cudaGetLastError();
+}
+
+template <typename Word, Owes kOwes>
+int launch_owing(const DeviceStep& step, void* stream) {
+  constexpr SharedBytes kShared = {0, kTileBytes + kOwedTile<kOwes>};
+  return launch_resident<owing_norms<Word, kOwes>, kRotateThreads, kShared>(step.warp_count, stream,
+                                                                            step);
+}
+
+template <typename Word>
+int launch_owing(const DeviceStep& step, void* stream) {
+  return step.owed.scales == nullptr ? launch_owing<Word, Owes::kFloats>(step, stream)
+                                     : launch_owing<Word, Owes::kBytes>(step, stream);
+}
+
 }  // namespace
 
 int launch_norms(const DeviceStep& step, void* stream) {
+  const auto dtype = static_cast<DType>(step.dtype);
   if (step.owed.values == nullptr) {
-    constexpr uint64_t kEach = kNormThreads / kLanes;
-    const uint64_t wanted = (step.block_count + kEach - 1) / kEach;
-    switch (static_cast<DType>(step.dtype)) {
-      case DType::kF32:
-        return launch_resident<plain_norms<DType::kF32>, kNormThreads, SharedBytes{}>(wanted,
-                                                                                      stream, step);
-      case DType::kBf16:
-        return launch_resident<plain_norms<DType::kBf16>, kNormThreads, SharedBytes{}>(
-            wanted, stream, step);
-      default:
-        return launch_resident<plain_norms<DType::kF16>, kNormThreads, SharedBytes{}>(wanted,
-                                                                                      stream, step);
-    }
+    return dtype == DType::kF32    ? launch_plain<DType::kF32>(step, stream)
+           : dtype == DType::kBf16 ? launch_plain<DType::kBf16>(step, stream)
+                                   : launch_plain<DType::kF16>(step, stream);
   }
-  constexpr SharedBytes kShared = {0, 2 * kTileBytes};
-  const int code = static_cast<DType>(step.dtype) == DType::kF32
-                       ? launch_resident<owing_norms<float>, kRotateThreads, kShared>(
-                             step.warp_count, stream, step)
-                       : launch_resident<owing_norms<uint16_t>, kRotateThreads, kShared>(
-                             step.warp_count, stream, step);
+  const int code = dtype == DType::kF32 ? launch_owing<float>(step, stream)
+                                        : launch_owing<uint16_t>(step, stream);
   return code != 0 ? code : launch_ctas<owing_cta_norms>(step, step.cta_count, stream);
 }
 

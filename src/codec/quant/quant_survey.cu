@@ -92,25 +92,28 @@ __global__ void __launch_bounds__(kThreads)
     step.thresholds[i] = step.thresholds[i + kThresholds] = draw_threshold(step.draw, i);
   live = sum_of_warp(live), lanes = sum_of_warp(lanes), broken = sum_of_warp(broken);
   Survey* survey = step.survey;
+  BlockCount* counting = &survey->counting;
   if (threadIdx.x % kWarp == 0)
-    add(&survey->live, live), add(&survey->lanes, lanes), add(&survey->broken, broken);
+    add(&counting->live, live), add(&counting->lanes, lanes), add(&counting->broken, broken);
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) last = atomicAdd(&survey->tickets, 1) == gridDim.x - 1;
   __syncthreads();
   if (!last) return;
   __threadfence();
-  const uint64_t all = *static_cast<volatile uint64_t*>(&survey->live);
+  const uint64_t all = __ldcg(&counting->live);
   const auto every = static_cast<uint32_t>(all < kSampleEvery ? all : kSampleEvery);
   if (all != step.block_count) place_blocks(step, every);
   if (threadIdx.x != 0) return;
+  mail->numbers[kMailLive] = survey->live = all;
+  mail->numbers[kMailLanes] = __ldcg(&counting->lanes);
+  mail->numbers[kMailBroken] = __ldcg(&counting->broken);
   survey->all_live = all == step.block_count ? 1 : 0;
   survey->every = every == 0 ? 1 : every;
   survey->phase = static_cast<uint32_t>(step.step % survey->every);
+  survey->tickets = 0;  // for the next step
+  *counting = {};
   *contributors = 1;
-  mail->numbers[kMailLive] = all;
-  mail->numbers[kMailLanes] = *static_cast<volatile uint64_t*>(&survey->lanes);
-  mail->numbers[kMailBroken] = *static_cast<volatile uint64_t*>(&survey->broken);
   cuda::send(mail, sequence);
 }
 
@@ -130,8 +133,6 @@ __global__ void multiply_values(float* values, uint64_t n, double factor) {
 
 int launch_survey(const DeviceStep& step, uint32_t* contributors, cuda::Mail* mail,
                   uint64_t sequence, void* stream) {
-  const auto on = static_cast<cudaStream_t>(stream);
-  if (const auto code = cudaMemsetAsync(step.survey, 0, sizeof(Survey), on)) return code;
   return launch_resident<survey_blocks, kThreads, SharedBytes{}>(
       (step.block_count + kThreads - 1) / kThreads, stream, step, contributors, mail, sequence);
 }
