@@ -11,15 +11,29 @@ namespace addend::cuda {
 /// The error of the launch that came last, if it failed.
 inline int launched() { return static_cast<int>(cudaGetLastError()); }
 
-/// CTAs of `threads` that a grid needs to keep every multiprocessor busy, at most `most`.
+/// Threads of a CTA, and bytes of shared memory beside what its kernel declares.
+struct CtaShape {
+  CtaShape(int threads_of, uint32_t shared_of = 0) : threads(threads_of), shared(shared_of) {}
+  int threads;
+  uint32_t shared;
+};
+
+/// CTAs that a grid needs to keep every multiprocessor busy, at most `most`.
 template <typename Kernel>
-inline int fill_device(Kernel kernel, int threads, uint64_t most, uint32_t* ctas) {
+inline int fill_device(Kernel kernel, const CtaShape& cta, uint64_t most, uint32_t* ctas) {
   int device = 0, processors = 0, each = 0;
   if (const auto code = cudaGetDevice(&device); code != cudaSuccess) return code;
   if (const auto code = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
       code != cudaSuccess)
     return code;
-  if (const auto code = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, threads, 0);
+  constexpr uint32_t kUnasked = 48 * 1024;
+  if (cta.shared > kUnasked) {
+    const auto code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           static_cast<int>(cta.shared));
+    if (code != cudaSuccess) return code;
+  }
+  if (const auto code =
+          cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, cta.threads, cta.shared);
       code != cudaSuccess)
     return code;
   const uint64_t wanted = static_cast<uint64_t>(processors) * static_cast<uint64_t>(each);
@@ -27,13 +41,14 @@ inline int fill_device(Kernel kernel, int threads, uint64_t most, uint32_t* ctas
   return 0;
 }
 
-/// Runs a kernel whose CTAs of `threads` stride over `work`, so much as one CTA does at a time.
+/// Runs a kernel whose CTAs stride over `work`, so much as one CTA does at a time.
 template <typename Kernel, typename... Arguments>
-inline int launch(Kernel kernel, int threads, uint64_t work, void* stream, Arguments... arguments) {
+inline int launch(Kernel kernel, const CtaShape& cta, uint64_t work, void* stream,
+                  Arguments... arguments) {
   if (work == 0) return 0;
   uint32_t ctas = 0;
-  if (const int code = fill_device(kernel, threads, work, &ctas)) return code;
-  kernel<<<ctas, threads, 0, static_cast<cudaStream_t>(stream)>>>(arguments...);
+  if (const int code = fill_device(kernel, cta, work, &ctas)) return code;
+  kernel<<<ctas, cta.threads, cta.shared, static_cast<cudaStream_t>(stream)>>>(arguments...);
   return launched();
 }
 

@@ -30,6 +30,13 @@ __device__ inline T scaled(T bits, float factor) {
   }
 }
 
+/// 16 bytes as elements.
+template <typename T>
+union Vector {
+  uint4 whole;
+  T elements[16 / sizeof(T)];
+};
+
 template <DType kType>
 using Element = std::conditional_t<kType == DType::kF32, uint32_t, uint16_t>;
 

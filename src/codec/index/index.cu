@@ -3,8 +3,8 @@
 // what it reaches.
 #include <cuda_runtime.h>
 
+#include "codec/index/bulk_scan.cuh"
 #include "codec/index/pack.cuh"
-#include "codec/index/scan.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/part.cuh"
 
@@ -32,10 +32,24 @@ __global__ void post_kernel(const uint64_t* number, cuda::Mail* mail, uint64_t s
 
 // ---- launches
 
+bool has_bulk_copies() {
+  int device = 0, major = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+         major >= 9;
+}
+
+template <typename T>
+int scan_as(const ScanCall& c, void* stream) {
+  const uint64_t tiles = tiles_for(c.width, c.count);
+  if (reinterpret_cast<uintptr_t>(c.gradient) % 16 == 0 && has_bulk_copies())
+    return cuda::launch(bulk_scan_kernel<T>, {kBulkWarps * 32, kBulkBytes},
+                        ceil_div(tiles, kBulkWarps), stream, c);
+  return cuda::launch(scan_kernel<T>, {kScanWarps * 32}, ceil_div(tiles, kScanWarps), stream, c);
+}
+
 int scan(const ScanCall& c, void* stream) {
-  const uint64_t work = ceil_div(tiles_for(c.width, c.count), kScanWarps);
-  return c.width == 4 ? cuda::launch(scan_kernel<uint32_t>, kScanWarps * 32, work, stream, c)
-                      : cuda::launch(scan_kernel<uint16_t>, kScanWarps * 32, work, stream, c);
+  return c.width == 4 ? scan_as<uint32_t>(c, stream) : scan_as<uint16_t>(c, stream);
 }
 
 int count(const CountCall& c, void* stream) {

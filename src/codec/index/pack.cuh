@@ -69,13 +69,6 @@ __device__ inline void stage_kept(const ExpandCall& c, Packing<T> p) {
   }
 }
 
-/// 16 bytes as elements.
-template <typename T>
-union Vector {
-  uint4 whole;
-  T elements[Tile<T>::kVector];
-};
-
 /// From the gradient, a whole tile of it at a multiple of 16 bytes: several loads are under way at
 /// once.
 template <typename T>

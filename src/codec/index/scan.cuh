@@ -45,25 +45,16 @@ __device__ inline bool has_negative_zero(uint32_t least) {
   return least == 0 || (sizeof(T) == 2 && ((least & 0xFFFFu) == 0 || least >> 16 == 0));
 }
 
-/// The bits of this lane's elements. Rows become words by ballots, of which each lane keeps one.
-template <typename T>
-__device__ inline typename Tile<T>::Word nonzeros_of(const Rows<T>& rows, uint32_t lane,
+/// The bits of this lane's elements. Rows, of which `row_at` has kBatch in each of 32 lanes at a
+/// time, become words by ballots, of which each lane keeps one.
+template <typename T, uint32_t kBatch, typename RowAt>
+__device__ inline typename Tile<T>::Word nonzeros_of(const RowAt& row_at, uint32_t lane,
                                                      uint32_t& least) {
-  constexpr uint32_t kBatch = 16;  // loads under way
-  const bool is_whole = rows.left >= Tile<T>::kElements;
   uint32_t even = 0, odd = 0;
 #pragma unroll
   for (uint32_t first = 0; first < 32; first += kBatch) {
     uint32_t row[kBatch];
-    if (is_whole) {
-#pragma unroll
-      for (uint32_t r = 0; r < kBatch; ++r)
-        row[r] = rows.whole(first + r, lane);
-    } else {
-#pragma unroll
-      for (uint32_t r = 0; r < kBatch; ++r)
-        row[r] = rows.cut(first + r, lane);
-    }
+    row_at(first, row);
 #pragma unroll
     for (uint32_t r = 0; r < kBatch; ++r) {
       const bool mine = lane == first + r;
@@ -82,44 +73,85 @@ __device__ inline typename Tile<T>::Word nonzeros_of(const Rows<T>& rows, uint32
   return spread(even) | spread(odd) << 1;
 }
 
-constexpr int kScanWarps = 4;
-constexpr int kScanCtas = 12;  // of a multiprocessor: 40 registers; more spills, fewer wait
-
+/// Of elements in memory, 16 loads under way at once.
 template <typename T>
-__global__ void __launch_bounds__(kScanWarps * 32, kScanCtas) scan_kernel(ScanCall c) {
+__device__ inline typename Tile<T>::Word nonzeros_in_memory(const Rows<T>& rows, uint32_t lane,
+                                                            uint32_t& least) {
+  constexpr uint32_t kBatch = 16;
+  const bool is_whole = rows.left >= Tile<T>::kElements;
+  const auto row_at = [&](uint32_t first, uint32_t(&row)[kBatch]) {
+    if (is_whole) {
+#pragma unroll
+      for (uint32_t r = 0; r < kBatch; ++r)
+        row[r] = rows.whole(first + r, lane);
+    } else {
+#pragma unroll
+      for (uint32_t r = 0; r < kBatch; ++r)
+        row[r] = rows.cut(first + r, lane);
+    }
+  };
+  return nonzeros_of<T, kBatch>(row_at, lane, least);
+}
+
+/// What a warp finds in its tiles.
+template <typename T>
+struct Scan {
   using Word = typename Tile<T>::Word;
-  __shared__ alignas(16) T stages[kScanWarps][Tile<T>::kSlot];
-  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  T* stage = stages[warp];
-  const auto* gradient = static_cast<const T*>(c.gradient);
-  const bool pairs = reinterpret_cast<uintptr_t>(gradient) % 4 == 0;
-  const uint64_t tiles = tiles_for(sizeof(T), c.count);
+  const ScanCall& call;
+  uint32_t lane;
+  T* stage;  // a slot in shared memory
   uint64_t found = 0;
   uint32_t least = ~0u;
-  for (uint64_t t = uint64_t{blockIdx.x} * kScanWarps + warp; t < tiles;
-       t += uint64_t{gridDim.x} * kScanWarps) {
-    const uint64_t begin = t * Tile<T>::kElements;
-    const Rows<T> rows{gradient + begin, c.count - begin, pairs};
-    const Word word = nonzeros_of<T>(rows, lane, least);
-    reinterpret_cast<Word*>(c.bitmap)[t * 32 + lane] = word;
-    reinterpret_cast<Word*>(c.copy)[t * 32 + lane] = word;
+
+  /// Writes a tile's bits and stages its non-zeros. Returns how many the slot is to hold.
+  __device__ uint32_t take(uint64_t t, Word word, const T* elements) {
+    reinterpret_cast<Word*>(call.bitmap)[t * 32 + lane] = word;
+    reinterpret_cast<Word*>(call.copy)[t * 32 + lane] = word;
     const uint32_t end = sum_up_to(ones(word), lane);
     const uint32_t total = __shfl_sync(kAll, end, 31);
     found += total;
-    if (total == 0 || total > Tile<T>::kSlot || c.kept == nullptr) continue;
+    if (total > Tile<T>::kSlot || call.kept == nullptr) return 0;
     uint32_t rank = end - ones(word);
     for (Word w = word; w != 0; w &= w - 1)
-      stage[rank++] = rows.from[lane * Tile<T>::kBits + lowest(w)];
+      stage[rank++] = elements[lane * Tile<T>::kBits + lowest(w)];
     __syncwarp();
-    auto* slot = reinterpret_cast<uint4*>(static_cast<uint8_t*>(c.kept) + t * kSlotBytes);
+    return total;
+  }
+
+  __device__ void keep(uint64_t t, uint32_t total) const {
+    auto* slot = reinterpret_cast<uint4*>(static_cast<uint8_t*>(call.kept) + t * kSlotBytes);
     for (uint32_t i = lane; i * Tile<T>::kVector < total; i += 32)
       slot[i] = reinterpret_cast<const uint4*>(stage)[i];
     __syncwarp();
   }
-  if (lane == 0 && found > 0)
-    atomicAdd(reinterpret_cast<unsigned long long*>(&c.totals->nonzeros), found);
-  if (__any_sync(kAll, has_negative_zero<T>(least)) && lane == 0)
-    atomicOr(&c.totals->negative_zeros, 1u);
+
+  __device__ void end() const {
+    if (lane == 0 && found > 0)
+      atomicAdd(reinterpret_cast<unsigned long long*>(&call.totals->nonzeros), found);
+    if (__any_sync(kAll, has_negative_zero<T>(least)) && lane == 0)
+      atomicOr(&call.totals->negative_zeros, 1u);
+  }
+};
+
+constexpr int kScanWarps = 4;
+constexpr int kScanCtas = 12;  // of a multiprocessor: 40 registers; more spills, fewer wait
+
+/// Any gradient, on any device.
+template <typename T>
+__global__ void __launch_bounds__(kScanWarps * 32, kScanCtas) scan_kernel(ScanCall c) {
+  __shared__ alignas(16) T stages[kScanWarps][Tile<T>::kSlot];
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const auto* gradient = static_cast<const T*>(c.gradient);
+  const bool pairs = reinterpret_cast<uintptr_t>(gradient) % 4 == 0;
+  const uint64_t tiles = tiles_for(sizeof(T), c.count);
+  Scan<T> scan{c, lane, stages[warp]};
+  for (uint64_t t = uint64_t{blockIdx.x} * kScanWarps + warp; t < tiles;
+       t += uint64_t{gridDim.x} * kScanWarps) {
+    const uint64_t begin = t * Tile<T>::kElements;
+    const Rows<T> rows{gradient + begin, c.count - begin, pairs};
+    scan.keep(t, scan.take(t, nonzeros_in_memory<T>(rows, lane, scan.least), rows.from));
+  }
+  scan.end();
 }
 
 // ---- count
