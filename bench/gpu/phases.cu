@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Times the phases of codecs on a device: each round's encoding and the decoding, by events on the
-// stream, for a world of one. Prints one JSON object a line. bench/gpu/run.py runs it.
+// stream, for one worker; the union may be that of several. Then folds, a copy to compare them
+// with, and how long the host waits for a union's size. Prints one JSON object a line.
+// bench/gpu/run.py runs it.
 //
 //   gpu_phases LOG2_ELEMENTS RUNS [PART_OF_SPEC]
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -15,6 +18,7 @@
 #include <cuda_runtime.h>
 
 #include "addend/codec.h"
+#include "addend/fold.h"
 
 namespace addend {
 namespace {
@@ -31,9 +35,10 @@ void must(cudaError_t code, const char* what) {
 struct Case {
   const char* spec;
   DType dtype;
-  double density;  // of elements that are not zero
-  uint64_t row;    // elements that are zero together
-  bool check;      // compared with the CPU's codec, byte for byte
+  double density;        // of elements that are not zero
+  uint64_t row;          // elements that are zero together
+  bool check;            // compared with the CPU's codec, byte for byte
+  uint32_t workers = 1;  // of the same density, in the union
 };
 
 const Case kCases[] = {
@@ -47,6 +52,7 @@ const Case kCases[] = {
     {"quant:bits=4", DType::kBf16, 1, 1, true},
     {"quant:bits=4", DType::kF16, 1, 1, false},
     {"exact:mode=packed", DType::kF32, 0.05, 1, true},
+    {"exact:mode=packed", DType::kF32, 0.05, 1, false, 8},
     {"exact:mode=packed", DType::kF32, 0.01, 1, false},
     {"exact:mode=packed", DType::kF32, 0.3, 1, false},
     {"exact:mode=packed", DType::kBf16, 0.05, 1, false},
@@ -108,6 +114,7 @@ struct Marks {
   cudaStream_t stream;
   cudaEvent_t events[32];
   std::size_t used = 0;
+  uint64_t steps = 0;
 };
 
 Result<std::unique_ptr<Codec>> make(const Case& at, uint64_t n, Execution execution) {
@@ -139,6 +146,27 @@ __global__ void look_up(const uint8_t* indices, uint64_t lanes, Levels levels, u
     sums[i] = levels.of[(indices[i / 2] >> (i % 2 * 4)) & 15];
 }
 
+// Sets bits as so many other workers would, each of this density.
+__global__ void or_others(uint32_t* bitmap, uint64_t words, uint64_t seed, double density,
+                          uint32_t others) {
+  const uint64_t stride = uint64_t{gridDim.x} * blockDim.x;
+  for (uint64_t w = blockIdx.x * uint64_t{blockDim.x} + threadIdx.x; w < words; w += stride) {
+    uint32_t bits = 0;
+    for (uint64_t k = 0; k < 32ull * others; ++k) {
+      const uint64_t at = random_at(seed + 2, w * 32 * others + k);
+      bits |= static_cast<double>(at >> 11) * 0x1p-53 < density ? 1u << k % 32 : 0u;
+    }
+    bitmap[w] |= bits;
+  }
+}
+
+void or_with_others(const Plane& plane, const Case& at, uint64_t seed, cudaStream_t stream) {
+  if (plane.op != Op::kOrU64 || at.workers == 1) return;
+  or_others<<<1056, 256, 0, stream>>>(static_cast<uint32_t*>(plane.data), plane.lanes * 2, seed,
+                                      at.density, at.workers - 1);
+  must(cudaGetLastError(), "or_others");
+}
+
 void sum_alone(const Plane& plane, bool on_device, cudaStream_t stream) {
   if (plane.op != Op::kTableSumU8) return;
   Levels levels;
@@ -153,8 +181,9 @@ void sum_alone(const Plane& plane, bool on_device, cudaStream_t stream) {
     sums[i] = levels.of[(indices[i / 2] >> (i % 2 * 4)) & 15];
 }
 
-// One step of a world of one; `planes`, if given, gets the bytes of all planes.
-Status step(Codec& codec, void* gradient, Marks* marks, std::vector<uint8_t>* planes) {
+// One step of one worker; `planes`, if given, gets the bytes of all planes.
+Status step(const Case& at, Codec& codec, void* gradient, Marks* marks,
+            std::vector<uint8_t>* planes) {
   const bool on_device = codec.layout().execution.device == Execution::Device::kCuda;
   auto* stream = static_cast<cudaStream_t>(codec.layout().execution.stream);
   const auto mark = [&] {
@@ -175,11 +204,12 @@ Status step(Codec& codec, void* gradient, Marks* marks, std::vector<uint8_t>* pl
     mark();
     for (const Plane& plane : round) {
       sum_alone(plane, on_device, stream);
+      if (on_device) or_with_others(plane, at, marks == nullptr ? 0 : marks->steps++, stream);
       if (planes == nullptr) continue;
       if (on_device) must(cudaStreamSynchronize(stream), "synchronize");
-      const uint64_t bytes = op_bytes(plane.op, plane.lanes), at = planes->size();
-      planes->resize(at + bytes);
-      must(cudaMemcpy(planes->data() + at, plane.data, bytes, cudaMemcpyDefault), "copy");
+      const uint64_t bytes = op_bytes(plane.op, plane.lanes), end = planes->size();
+      planes->resize(end + bytes);
+      must(cudaMemcpy(planes->data() + end, plane.data, bytes, cudaMemcpyDefault), "copy");
     }
     keep_busy();
     mark();
@@ -199,16 +229,19 @@ bool same_as_cpu(const Case& at, uint64_t n, Codec& device, void* gradient, cuda
   std::vector<uint8_t> host(bytes), back(bytes), ours, theirs;
   must(cudaMemcpy(host.data(), gradient, bytes, cudaMemcpyDefault), "copy");
   auto cpu = make(at, n, {});
-  if (!cpu || !step(**cpu, host.data(), nullptr, &ours)) return false;
-  if (!step(device, gradient, nullptr, &theirs)) return false;
+  if (!cpu || !step(at, **cpu, host.data(), nullptr, &ours)) return false;
+  if (!step(at, device, gradient, nullptr, &theirs)) return false;
   must(cudaStreamSynchronize(stream), "synchronize");
   must(cudaMemcpy(back.data(), gradient, bytes, cudaMemcpyDefault), "copy");
   return ours == theirs && host == back;
 }
 
 void time_case(const Case& at, uint64_t n, int runs, cudaStream_t stream) {
-  std::printf("{\"spec\": \"%s\", \"dtype\": \"%s\", \"density\": %g, \"row\": %llu", at.spec,
-              dtype_name(at.dtype), at.density, static_cast<unsigned long long>(at.row));
+  std::printf(
+      "{\"spec\": \"%s\", \"dtype\": \"%s\", \"density\": %g, \"row\": %llu, "
+      "\"workers\": %u",
+      at.spec, dtype_name(at.dtype), at.density, static_cast<unsigned long long>(at.row),
+      at.workers);
   auto codec = make(at, n, {Execution::Device::kCuda, stream});
   if (!codec) {
     std::printf(", \"refused\": \"%s\"}\n", codec.error().message.c_str());
@@ -234,7 +267,7 @@ void time_case(const Case& at, uint64_t n, int runs, cudaStream_t stream) {
     fresh(2);
   for (int run = 0; run < kWarmUp + runs; ++run) {
     fresh(100 + static_cast<uint64_t>(run));
-    const Status done = step(**codec, gradient, &marks, nullptr);
+    const Status done = step(at, **codec, gradient, &marks, nullptr);
     must(cudaStreamSynchronize(stream), "synchronize");
     if (!done) {
       std::printf(", \"failed\": \"%s\"}\n", done.error().message.c_str());
@@ -253,6 +286,94 @@ void time_case(const Case& at, uint64_t n, int runs, cudaStream_t stream) {
   must(cudaFree(gradient), "free");
 }
 
+// Median microseconds of what `work` enqueues.
+template <typename Work>
+double time_work(int runs, cudaStream_t stream, const Work& work) {
+  Marks marks(stream);
+  std::vector<double> times;
+  for (int run = 0; run < kWarmUp + runs; ++run) {
+    marks.used = 0;
+    spin<<<1, 1, 0, stream>>>(kSpinClocks);
+    marks.put();
+    work();
+    marks.put();
+    must(cudaStreamSynchronize(stream), "synchronize");
+    if (run >= kWarmUp) times.push_back(marks.us(0, 1));
+  }
+  return median(times);
+}
+
+void must_do(const Status& status) {
+  if (status) return;
+  std::fprintf(stderr, "%s\n", status.error().message.c_str());
+  std::exit(1);
+}
+
+// Folds of planes as long as the gradient, two reads and a write, and a copy, a read and a write.
+void time_folds(uint64_t n, int runs, cudaStream_t stream) {
+  const uint64_t bytes = n * 4;
+  void *acc = nullptr, *in = nullptr;
+  must(cudaMalloc(&acc, bytes), "malloc");
+  must(cudaMalloc(&in, bytes), "malloc");
+  make_gradient<<<1056, 256, 0, stream>>>(in, static_cast<uint8_t>(DType::kF32), n, 7, 1, 1);
+  make_gradient<<<1056, 256, 0, stream>>>(acc, static_cast<uint8_t>(DType::kF32), n, 8, 1, 1);
+  const auto tell = [](const char* what, double moved, double us) {
+    std::printf("{\"fold\": \"%s\", \"moved\": %.0f, \"us\": %.1f}\n", what, moved, us);
+  };
+  const auto total = static_cast<double>(bytes);
+  tell("copy", 2 * total, time_work(runs, stream, [&] {
+         must(cudaMemcpyAsync(acc, in, bytes, cudaMemcpyDeviceToDevice, stream), "copy");
+       }));
+  for (const Op op : {Op::kSumF32, Op::kSumBf16, Op::kSumF16, Op::kSumI32, Op::kSumI64, Op::kSumU8,
+                      Op::kSumU16, Op::kOrU64, Op::kMaxU32}) {
+    const uint64_t lanes = bytes / op_bytes(op, 1);
+    tell(op_name(op), 3 * total,
+         time_work(runs, stream, [&] { must_do(fold_on_device(op, acc, in, lanes, stream)); }));
+  }
+  const uint8_t* sources[8];
+  for (uint64_t s = 0; s < 8; ++s)
+    sources[s] = static_cast<const uint8_t*>(in) + s * (n / 2);
+  const uint8_t table[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  tell("table_sum_u8 of 8 sources", static_cast<double>(n) * (8 * 0.5 + 2),
+       time_work(runs, stream, [&] {
+         must_do(fold_tables_on_device(Op::kTableSumU8, acc, sources, 8, table, n, stream));
+       }));
+  must(cudaFree(acc), "free");
+  must(cudaFree(in), "free");
+}
+
+// From begin until the host knows how many values a bucket's union has.
+void time_host(int runs, cudaStream_t stream) {
+  constexpr uint64_t kCount = 6500000;  // 26 MB
+  const Case at{"exact:mode=packed", DType::kF32, 0.05, 1, false};
+  auto codec = make(at, kCount, {Execution::Device::kCuda, stream});
+  void* gradient = nullptr;
+  must(cudaMalloc(&gradient, kCount * 4), "malloc");
+  std::vector<double> times;
+  for (int run = 0; run < kWarmUp + 4 * runs; ++run) {
+    make_gradient<<<1056, 256, 0, stream>>>(gradient, static_cast<uint8_t>(at.dtype), kCount,
+                                            static_cast<uint64_t>(run), at.density, at.row);
+    must(cudaStreamSynchronize(stream), "make_gradient");
+    Round round;
+    const auto next_round = [&] {
+      const Result<bool> more = (*codec)->next_round(round);
+      must_do(more ? Status() : Status(more.error()));
+    };
+    const auto begin = std::chrono::steady_clock::now();
+    must_do((*codec)->begin(gradient));
+    next_round();
+    next_round();
+    const auto end = std::chrono::steady_clock::now();
+    next_round();  // there is none
+    must_do((*codec)->finish(gradient));
+    must(cudaStreamSynchronize(stream), "finish");
+    if (run >= kWarmUp)
+      times.push_back(std::chrono::duration<double, std::micro>(end - begin).count());
+  }
+  std::printf("{\"host\": \"size of a union, bucket of 26 MB\", \"us\": %.1f}\n", median(times));
+  must(cudaFree(gradient), "free");
+}
+
 }  // namespace
 }  // namespace addend
 
@@ -268,4 +389,7 @@ int main(int argc, char** argv) {
     addend::time_case(at, uint64_t{1} << std::atoi(argv[1]), std::atoi(argv[2]), stream);
     std::fflush(stdout);
   }
+  if (argc > 3) return 0;
+  addend::time_folds(uint64_t{1} << std::atoi(argv[1]), std::atoi(argv[2]), stream);
+  addend::time_host(std::atoi(argv[2]), stream);
 }
