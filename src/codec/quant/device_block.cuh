@@ -4,8 +4,6 @@
 // rounded one by one, as on a CPU.
 #pragma once
 
-#include <atomic>
-
 #include <cuda_runtime.h>
 
 #include "addend/plane.h"
@@ -411,84 +409,6 @@ __device__ inline void load_shared(const DeviceStep& step, uint64_t b, float pre
       z[i] += owed_value(step.owed, block, b, i) * prescale;
   }
   __syncthreads();
-}
-
-// ---- Launches ------------------------------------------------------------------------------
-
-inline constexpr int kKnownDevices = 64;
-
-// Shared memory of a kernel whose warps each have some of it, beside what a CTA has.
-struct SharedBytes {
-  uint32_t cta = 0, warp = 0;
-  constexpr uint32_t of(uint32_t threads) const { return cta + threads / kWarp * warp; }
-};
-
-struct Shape {
-  uint32_t threads = 0, ctas = 0;
-};
-
-// How a kernel fills the calling thread's device: with at most kThreads threads a CTA, fewer where
-// shared memory is short, and as many CTAs as run at once. Asked once a device.
-template <auto kKernel, uint32_t kThreads, SharedBytes kShared>
-int resident_shape(Shape* shape) {
-  static std::atomic<uint64_t> known[kKnownDevices];
-  int device = 0, processors = 0, each = 0, room = 0;
-  if (const auto code = cudaGetDevice(&device)) return code;
-  std::atomic<uint64_t>& here = known[device % kKnownDevices];
-  const uint64_t found = device < kKnownDevices ? here.load(std::memory_order_relaxed) : 0;
-  if (found != 0) {
-    *shape = {static_cast<uint32_t>(found >> 32), static_cast<uint32_t>(found)};
-    return 0;
-  }
-  if (const auto code = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device))
-    return code;
-  if (const auto code =
-          cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device))
-    return code;
-  uint32_t threads = kThreads;
-  while (threads > kWarp && kShared.of(threads) > static_cast<uint32_t>(room))
-    threads -= kWarp;
-  const uint32_t bytes = kShared.of(threads);
-  if (const auto code = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             static_cast<int>(bytes)))
-    return code;
-  if (const auto code = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-          &each, kKernel, static_cast<int>(threads), bytes))
-    return code;
-  *shape = {threads, static_cast<uint32_t>(processors * each)};
-  here.store(uint64_t{shape->threads} << 32 | shape->ctas, std::memory_order_relaxed);
-  return 0;
-}
-
-// Launches as many CTAs as run at once, or as are wanted.
-template <auto kKernel, uint32_t kThreads, SharedBytes kShared, typename... Arguments>
-int launch_resident(uint64_t wanted, void* stream, const Arguments&... arguments) {
-  if (wanted == 0) return 0;
-  Shape shape;
-  if (const int code = resident_shape<kKernel, kThreads, kShared>(&shape)) return code;
-  const auto grid = static_cast<uint32_t>(wanted < shape.ctas ? wanted : shape.ctas);
-  kKernel<<<grid, shape.threads, kShared.of(shape.threads), static_cast<cudaStream_t>(stream)>>>(
-      arguments...);
-  return cudaGetLastError();
-}
-
-inline constexpr uint32_t kCtaThreads = 256;
-
-// Launches a kernel that has a block of the step in shared memory, a CTA each.
-template <auto kKernel, typename... Arguments>
-int launch_ctas(const DeviceStep& step, uint64_t wanted, void* stream,
-                const Arguments&... arguments) {
-  constexpr uint64_t kUnasked = 48 * 1024, kMostCtas = 1 << 20;
-  const uint64_t shared = uint64_t{step.largest} * 4;
-  if (wanted == 0) return 0;
-  if (shared > kUnasked) {
-    if (const auto code = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                               static_cast<int>(shared)))
-      return code;
-  }
-  const auto grid = static_cast<uint32_t>(wanted < kMostCtas ? wanted : kMostCtas);
-  kKernel<<<grid, kCtaThreads, shared, static_cast<cudaStream_t>(stream)>>>(step, arguments...);
-  return cudaGetLastError();
 }
 
 }  // namespace addend::quant
