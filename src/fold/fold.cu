@@ -153,29 +153,53 @@ struct Tables {
   uint16_t u16[16];  // likewise
 };
 
-/// The entries of four nibbles: bytes are picked from two registers by three bits of each, and from
-/// the other two, where the fourth is set.
+/// Bytes of two registers, by four bits each: the fourth takes the sign of the byte instead, eight
+/// times.
+__device__ inline uint32_t pick(uint32_t low, uint32_t high, uint32_t nibbles) {
+  uint32_t bytes;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(nibbles));
+  return bytes;
+}
+
+/// The entries of the four nibbles in the low half. Where no entry reaches 128, what one half of
+/// the table says of nibbles of the other is zero; else they are masked.
+template <bool kSmall>
 __device__ inline uint32_t look_up(const Tables& t, uint32_t nibbles) {
-  const uint32_t low = __byte_perm(t.u8[0], t.u8[1], nibbles & 0x7777u);
-  const uint32_t high = __byte_perm(t.u8[2], t.u8[3], nibbles & 0x7777u);
-  const uint32_t mask = __byte_perm(0xFF00u, 0, nibbles >> 3 & 0x1111u);
+  if constexpr (kSmall)
+    return pick(t.u8[0], t.u8[1], nibbles) | pick(t.u8[2], t.u8[3], nibbles ^ 0x8888u);
+  const uint32_t low = pick(t.u8[0], t.u8[1], nibbles & 0x7777u);
+  const uint32_t high = pick(t.u8[2], t.u8[3], nibbles & 0x7777u);
+  const uint32_t mask = pick(0xFF00u, 0, nibbles >> 3 & 0x1111u);
   return (low & ~mask) | (high & mask);
 }
 
+/// Four sums of bytes that wrap: what every other one carries has a byte to go to.
+struct FourSums {
+  static constexpr uint32_t kEven = 0x00FF00FFu;
+  uint32_t even, odd;
+  __device__ explicit FourSums(uint32_t bytes) : even(bytes & kEven), odd(bytes & ~kEven) {}
+  __device__ void add(uint32_t bytes) { even += bytes & kEven, odd += bytes & ~kEven; }
+  __device__ uint32_t bytes() const { return (even & kEven) | (odd & ~kEven); }
+};
+static_assert(FoldKernels::kMaxSources < 256);
+
+template <bool kSmall>
 __global__ void __launch_bounds__(kThreads)
     table_vectors_u8(Tables t, uint4* acc, uint64_t vectors) {
   for (uint64_t i = uint64_t{blockIdx.x} * kThreads + threadIdx.x; i < vectors;
        i += uint64_t{gridDim.x} * kThreads) {
-    uint4 sum = acc[i];
+    const uint4 before = acc[i];
+    FourSums sums[4] = {FourSums(before.x), FourSums(before.y), FourSums(before.z),
+                        FourSums(before.w)};
 #pragma unroll 4
     for (uint32_t s = 0; s < t.sources; ++s) {
       const uint2 in = __ldcs(reinterpret_cast<const uint2*>(t.indices[s]) + i);
-      sum.x = __vadd4(sum.x, look_up(t, in.x & 0xFFFFu));
-      sum.y = __vadd4(sum.y, look_up(t, in.x >> 16));
-      sum.z = __vadd4(sum.z, look_up(t, in.y & 0xFFFFu));
-      sum.w = __vadd4(sum.w, look_up(t, in.y >> 16));
+      sums[0].add(look_up<kSmall>(t, in.x));
+      sums[1].add(look_up<kSmall>(t, in.x >> 16));
+      sums[2].add(look_up<kSmall>(t, in.y));
+      sums[3].add(look_up<kSmall>(t, in.y >> 16));
     }
-    acc[i] = sum;
+    acc[i] = {sums[0].bytes(), sums[1].bytes(), sums[2].bytes(), sums[3].bytes()};
   }
 }
 
@@ -217,8 +241,9 @@ int fold_tables(Op op, void* acc, const uint8_t* const* indices, uint32_t source
   }
   std::memcpy(t.u8, table, sizeof(t.u8));
   const uint64_t done = vectors ? lanes / 16 * 16 : 0;
-  if (const int code =
-          launch(table_vectors_u8, done / 16, stream, t, static_cast<uint4*>(acc), done / 16))
+  const bool small = ((t.u8[0] | t.u8[1] | t.u8[2] | t.u8[3]) & 0x80808080u) == 0;
+  if (const int code = launch(small ? table_vectors_u8<true> : table_vectors_u8<false>, done / 16,
+                              stream, t, static_cast<uint4*>(acc), done / 16))
     return code;
   return launch(table_lanes<uint8_t>, lanes - done, stream, t, static_cast<uint8_t*>(acc), done,
                 lanes);
