@@ -51,20 +51,31 @@ void spread<3>(const uint8_t* packed, uint64_t bytes, uint8_t* nibbles) {
   }
 }
 
-void add_levels(uint16_t* acc, const uint8_t* levels, uint64_t lanes) {
-  if (scalar_forced()) return reference::add_levels(acc, levels, lanes);
-  simd::add_levels(acc, levels, lanes);
+void add_levels(uint16_t* acc, std::span<const uint8_t* const> sources, uint64_t lanes) {
+  if (!scalar_forced()) return simd::add_levels(acc, sources.data(), sources.size(), lanes);
+  for (const uint8_t* levels : sources)
+    reference::add_levels(acc, levels, lanes);
 }
 
-// acc += what the lanes of one worker stand for.
-void add_group(Op op, uint16_t* acc, const uint8_t* in, const uint16_t* table, uint64_t lanes) {
+// As many workers' lanes are added before their sums leave the registers.
+constexpr std::size_t kAtOnce = 16;
+
+// acc += what the lanes of a group stand for, from lane `begin` on of at most kAtOnce workers.
+void add_group(Op op, uint16_t* acc, std::span<const uint8_t* const> sources, uint64_t begin,
+               const uint16_t* table, uint64_t lanes) {
   const uint32_t bits = addend_op_index_bits(static_cast<addend_op>(op));
-  if (bits == 8) return add_levels(acc, in, lanes);
-  uint8_t nibbles[kGroupLanes / 2];
-  if (bits == 1) spread<1>(in, op_bytes(op, lanes), nibbles);
-  if (bits == 2) spread<2>(in, op_bytes(op, lanes), nibbles);
-  if (bits == 3) spread<3>(in, op_bytes(op, lanes), nibbles);
-  fold_table(Op::kTableSumU16, acc, bits == 4 ? in : nibbles, table, lanes);
+  const uint64_t bytes = op_bytes(op, lanes);
+  uint8_t nibbles[kAtOnce][kGroupLanes / 2];
+  std::array<const uint8_t*, kAtOnce> from{};
+  for (std::size_t s = 0; s < sources.size(); ++s) {
+    const uint8_t* in = sources[s] + op_bytes(op, begin);
+    if (bits == 1) spread<1>(in, bytes, nibbles[s]);
+    if (bits == 2) spread<2>(in, bytes, nibbles[s]);
+    if (bits == 3) spread<3>(in, bytes, nibbles[s]);
+    from[s] = bits < 4 ? nibbles[s] : in;
+  }
+  if (bits == 8) return add_levels(acc, {from.data(), sources.size()}, lanes);
+  fold_tables(Op::kTableSumU16, acc, from.data(), sources.size(), table, lanes);
 }
 
 void write_group(Op op, const uint16_t* sums, uint64_t lanes, uint8_t* out) {
@@ -89,8 +100,7 @@ void grow_narrow(Op op, uint16_t* acc, const uint8_t* in, const void* table,
                  uint64_t lanes) noexcept {
   const std::array<uint16_t, 16> levels = widened(op, table);
   for (uint64_t begin = 0; begin < lanes; begin += kGroupLanes)
-    add_group(op, acc + begin, in + op_bytes(op, begin), levels.data(),
-              lanes_of_group(lanes, begin));
+    add_group(op, acc + begin, {&in, 1}, begin, levels.data(), lanes_of_group(lanes, begin));
 }
 
 void narrow_sums(Op op, const uint16_t* sums, uint64_t lanes, uint8_t* out) noexcept {
@@ -105,8 +115,10 @@ void fold_narrow(Op op, uint8_t* out, std::span<const uint8_t* const> sources, c
   for (uint64_t begin = 0; begin < lanes; begin += kGroupLanes) {
     const uint64_t count = lanes_of_group(lanes, begin);
     sums.fill(0);
-    for (const uint8_t* source : sources)
-      add_group(op, sums.data(), source + op_bytes(op, begin), levels.data(), count);
+    for (std::size_t s = 0; s < sources.size(); s += kAtOnce) {
+      const auto some = sources.subspan(s, std::min(kAtOnce, sources.size() - s));
+      add_group(op, sums.data(), some, begin, levels.data(), count);
+    }
     write_group(op, sums.data(), count, out + op_sum_bytes(op, begin));
   }
 }

@@ -189,17 +189,20 @@ void fold_tables_kernel(Op op, void* acc, const uint8_t* const* indices, std::si
   }
 }
 
-void add_levels_kernel(uint16_t* HWY_RESTRICT acc, const uint8_t* HWY_RESTRICT levels,
-                       uint64_t lanes) {
+void add_levels_kernel(uint16_t* HWY_RESTRICT acc, const uint8_t* const* levels,
+                       std::size_t sources, uint64_t lanes) {
   const hn::ScalableTag<uint16_t> d16;
   const hn::Rebind<uint8_t, decltype(d16)> d8;
   const uint64_t n = hn::Lanes(d16);
   uint64_t i = 0;
   for (; i + n <= lanes; i += n) {
-    const auto wide = hn::PromoteTo(d16, hn::LoadU(d8, levels + i));
-    hn::StoreU(hn::Add(hn::LoadU(d16, acc + i), wide), d16, acc + i);
+    auto sum = hn::LoadU(d16, acc + i);
+    for (std::size_t s = 0; s < sources; ++s)
+      sum = hn::Add(sum, hn::PromoteTo(d16, hn::LoadU(d8, levels[s] + i)));
+    hn::StoreU(sum, d16, acc + i);
   }
-  reference::add_levels(acc + i, levels + i, lanes - i);
+  for (std::size_t s = 0; s < sources; ++s)
+    reference::add_levels(acc + i, levels[s] + i, lanes - i);
 }
 
 // Least and most of the sums, and the seed, of a whole group.
@@ -216,39 +219,48 @@ HWY_INLINE narrow::Group group_of(const uint16_t* sums, uint32_t bits) {
     seed = hn::Add(seed, hn::Mul(sum, weight));
     weight = hn::Add(weight, next);
   }
-  HWY_ALIGN uint16_t lanes[3][HWY_MAX_BYTES / 2];
-  hn::Store(least, d, lanes[0]);
-  hn::Store(most, d, lanes[1]);
-  hn::Store(seed, d, lanes[2]);
-  uint32_t total = 0;
-  for (uint64_t i = 0; i < n; ++i) {
-    lanes[0][0] = std::min(lanes[0][0], lanes[0][i]);
-    lanes[1][0] = std::max(lanes[1][0], lanes[1][i]);
-    total += lanes[2][i];
-  }
-  return reference::narrow_group_of(lanes[0][0], lanes[1][0], total, bits);
+  const auto first = [](auto v) HWY_ATTR { return uint32_t{hn::GetLane(v)}; };
+  return reference::narrow_group_of(first(hn::MinOfLanes(d, least)), first(hn::MaxOfLanes(d, most)),
+                                    first(hn::SumOfLanes(d, seed)), bits);
 }
 
-// Quotients by multiplication: half a step's share lies between them and the next integer, far
-// more than the float's error, since a value has 8 bits and a step 13 at the most.
+// Quotients by multiplication with 2^16 over the step, rounded up: at most 1 too large, since what
+// is above the base has 16 bits (with a step of 1, whose inverse does not fit: 1 too small). The
+// remainder tells, and with the dither whether one more step is full; it has a sign, and a step 13
+// bits at the most.
 HWY_INLINE void narrow_lanes(const narrow::Group& group, const uint16_t* sums, uint8_t* values) {
-  const hn::ScalableTag<float> df;
-  const hn::RebindToSigned<decltype(df)> di;
-  const hn::Rebind<uint16_t, decltype(df)> d16;
-  const hn::Rebind<uint8_t, decltype(df)> d8;
-  const auto inverse = hn::Set(df, 1.0f / static_cast<float>(group.step));
-  const auto step = hn::Set(di, static_cast<int32_t>(group.step));
-  const auto base = hn::Set(di, static_cast<int32_t>(group.base));
-  const auto seed = hn::Set(di, static_cast<int32_t>(group.seed << 8));
-  const auto spread = hn::Set(di, static_cast<int32_t>(narrow::kSpread)), low = hn::Set(di, 0xFFFF);
-  for (uint32_t i = 0; i < narrow::kGroupLanes; i += static_cast<uint32_t>(hn::Lanes(df))) {
-    const auto lane = hn::Iota(di, static_cast<int32_t>(i));
-    const auto drawn = hn::And(hn::Add(hn::Mul(lane, spread), seed), low);
-    const auto dither = hn::ShiftRight<16>(hn::Mul(drawn, step));
-    const auto sum = hn::PromoteTo(di, hn::LoadU(d16, sums + i));
-    const auto above = hn::ConvertTo(df, hn::Add(hn::Sub(sum, base), dither));
-    const auto value = hn::ConvertTo(di, hn::Mul(hn::Add(above, hn::Set(df, 0.5f)), inverse));
+  const hn::ScalableTag<uint16_t> d;
+  const hn::RebindToSigned<decltype(d)> di;
+  const hn::Rebind<uint8_t, decltype(d)> d8;
+  const auto set = [&](uint32_t x) HWY_ATTR { return hn::Set(d, static_cast<uint16_t>(x)); };
+  const auto n = static_cast<uint32_t>(hn::Lanes(d));
+  const auto step = set(group.step), base = set(group.base);
+  const auto inverse = set(group.step == 1 ? 0xFFFF : (0xFFFF + group.step) / group.step);
+  const auto last = hn::BitCast(di, set(group.step - 1));
+  auto drawn = hn::Add(hn::Mul(hn::Iota(d, 0), set(narrow::kSpread)), set(group.seed << 8));
+  for (uint32_t i = 0; i < narrow::kGroupLanes; i += n) {
+    const auto above = hn::Sub(hn::LoadU(d, sums + i), base);
+    const auto about = hn::MulHigh(above, inverse);
+    const auto dither = hn::MulHigh(drawn, step);
+    const auto rest = hn::BitCast(di, hn::Add(hn::Sub(above, hn::Mul(about, step)), dither));
+    const auto less = hn::VecFromMask(di, hn::Lt(rest, hn::Zero(di)));
+    const auto more = hn::VecFromMask(di, hn::Gt(rest, last));
+    const auto value = hn::Sub(hn::Add(hn::BitCast(di, about), less), more);
     hn::StoreU(hn::DemoteTo(d8, value), d8, values + i);
+    drawn = hn::Add(drawn, set(n * narrow::kSpread));
+  }
+}
+
+// Two values a byte, the even one low: they are neighbours in a lane of 16 bits.
+HWY_INLINE void pack_nibbles(const uint8_t* bytes, uint8_t* packed) {
+  const hn::ScalableTag<uint8_t> d;
+  const hn::Repartition<uint16_t, decltype(d)> d16;
+  const hn::RebindToSigned<decltype(d16)> di;
+  const hn::Rebind<uint8_t, decltype(d16)> dhalf;
+  for (uint32_t i = 0; i < narrow::kGroupLanes; i += static_cast<uint32_t>(hn::Lanes(d))) {
+    const auto pairs = hn::BitCast(d16, hn::LoadU(d, bytes + i));
+    const auto both = hn::And(hn::Or(pairs, hn::ShiftRight<4>(pairs)), hn::Set(d16, 0xFF));
+    hn::StoreU(hn::DemoteTo(dhalf, hn::BitCast(di, both)), dhalf, packed + i / 2);
   }
 }
 
@@ -260,8 +272,7 @@ void narrow_group_kernel(const uint16_t* sums, uint64_t lanes, uint32_t bits, ui
   if (bits == 8) return narrow_lanes(group, sums, values);
   uint8_t bytes[narrow::kGroupLanes];
   narrow_lanes(group, sums, bytes);
-  for (uint32_t i = 0; i < narrow::kGroupLanes / 2; ++i)
-    values[i] = static_cast<uint8_t>(bytes[2 * i] | bytes[2 * i + 1] << 4);
+  pack_nibbles(bytes, values);
 }
 
 }  // namespace
@@ -287,8 +298,9 @@ void fold_tables(Op op, void* acc, const uint8_t* const* indices, std::size_t so
   HWY_DYNAMIC_DISPATCH(addend::fold_tables_kernel)(op, acc, indices, sources, table, lanes);
 }
 
-void add_levels(uint16_t* acc, const uint8_t* levels, uint64_t lanes) noexcept {
-  HWY_DYNAMIC_DISPATCH(addend::add_levels_kernel)(acc, levels, lanes);
+void add_levels(uint16_t* acc, const uint8_t* const* levels, std::size_t sources,
+                uint64_t lanes) noexcept {
+  HWY_DYNAMIC_DISPATCH(addend::add_levels_kernel)(acc, levels, sources, lanes);
 }
 
 void narrow_group(const uint16_t* sums, uint64_t lanes, uint32_t bits, uint8_t* out) noexcept {

@@ -47,13 +47,20 @@ inline constexpr int kCellShift = 14;
 /// of 16.
 float energy(const float* x, uint64_t n);
 
+/// sum = x + owed, where an owed -0.0 counts as +0.0; returns its energy. `past_caches`: sum is not
+/// read soon, and may be written past the caches. REQUIRES: as energy; sum overlaps neither.
+float add_owed(const float* x, const float* owed, uint64_t n, float* sum, bool past_caches);
+
 /// The rotation: negates where bit i of `signs` is set, then the Walsh-Hadamard transform, not
 /// normalised. x and y may be the same. REQUIRES: n a power of two >= kLeastBlock.
 void rotate(const float* x, const uint64_t* signs, uint64_t n, float* y);
 
 /// Its inverse but for a factor n: the transform in place on x, then y = x, negated where bit i is
-/// set. x is used up.
-void unrotate(float* x, const uint64_t* signs, uint64_t n, float* y);
+/// set. x is used up, and is not y. `past_caches` as above.
+void unrotate(float* x, const uint64_t* signs, uint64_t n, float* y, bool past_caches = false);
+
+/// What this thread wrote past the caches is there for others.
+void flush();
 
 /// Rounds every element to a level, up or down without bias. Writes the levels' values, one a byte.
 void quantise_levels(const Quantiser& quantiser, const float* x, uint64_t n, uint8_t* levels);
@@ -65,14 +72,16 @@ void quantise_indices(const Quantiser& quantiser, const float* x, uint64_t n, ui
 /// The levels that such numbers stand for, one a byte. REQUIRES: n a multiple of kLeastBlock.
 void look_up(const uint8_t levels[16], const uint8_t* packed, uint64_t n, uint8_t* out);
 
-/// Twice what `n` lanes of a group of narrow sums stand for, from its lane `first` on, as two's
-/// complement; one value a byte. REQUIRES: n a multiple of 16.
-void widen(const narrow::Group& group, uint32_t first, const uint8_t* values, uint64_t n,
-           uint32_t* twice);
-
 /// x[i] = sums[i] * factor + offset.
 void dequantise(const uint8_t* sums, uint64_t n, float factor, float offset, float* x);
 void dequantise(const uint16_t* sums, uint64_t n, float factor, float offset, float* x);
 void dequantise(const uint32_t* sums, uint64_t n, float factor, float offset, float* x);
+/// The same of twice what `n` lanes of a group of narrow sums stand for, from its lane `first` on;
+/// one value a byte. REQUIRES: n a multiple of 16.
+void dequantise(const narrow::Group& group, uint32_t first, const uint8_t* values, uint64_t n,
+                float factor, float offset, float* x);
+
+/// x[i] -= levels[i] * factor + offset; 0 where that is not finite.
+void subtract(const uint8_t* levels, uint64_t n, float factor, float offset, float* x);
 
 }  // namespace addend::quant

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -65,6 +66,25 @@ TEST_P(BlockOnTarget, EnergyIsTheReferences) {
   }
 }
 
+// Past the caches or not, wherever the sums lie.
+TEST_P(BlockOnTarget, WhatIsOwedIsAddedAsTheReferenceDoes) {
+  constexpr uint64_t kN = 2048;
+  const std::vector<std::vector<float>> all = inputs(kN);
+  std::vector<float> expected(kN), room(kN + 32);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const std::vector<float>&x = all[i], &owed = all[(i + 1) % all.size()];
+    const float energy = reference::add_owed(x.data(), owed.data(), kN, expected.data());
+    for (const uint64_t at : {0u, 1u, 16u}) {
+      for (const bool past : {false, true}) {
+        const float actual = add_owed(x.data(), owed.data(), kN, room.data() + at, past);
+        flush();
+        ASSERT_EQ(addend_f32_bits(actual), addend_f32_bits(energy)) << i;
+        ASSERT_EQ(std::memcmp(room.data() + at, expected.data(), kN * 4), 0) << i << " at " << at;
+      }
+    }
+  }
+}
+
 TEST_P(BlockOnTarget, RotationsAreTheReferencesInPlaceOrNot) {
   for (const uint64_t n : kSizes) {
     const std::vector<uint64_t> signs = signs_of(n, n);
@@ -79,6 +99,13 @@ TEST_P(BlockOnTarget, RotationsAreTheReferencesInPlaceOrNot) {
       reference::unrotate(used.data(), signs.data(), n, expected.data());
       unrotate(used_too.data(), signs.data(), n, actual.data());
       ASSERT_TRUE(same_bytes(actual, expected)) << n;
+      for (const uint64_t at : {0u, 1u, 16u}) {
+        std::vector<float> room(n + 16);
+        used_too = x;
+        unrotate(used_too.data(), signs.data(), n, room.data() + at, true);
+        flush();
+        ASSERT_EQ(std::memcmp(room.data() + at, expected.data(), n * 4), 0) << n << " at " << at;
+      }
     }
   }
 }
@@ -173,17 +200,38 @@ TEST_P(BlockOnTarget, QuantisedLevelsAndIndicesAreTheReferencesAndBelongTogether
   }
 }
 
-TEST_P(BlockOnTarget, WidenedSumsAreTheReferencesWhateverTheHeaderSays) {
-  for (const uint32_t step : {0u, 1u, 2u, 257u, 4369u, 65535u}) {
+TEST_P(BlockOnTarget, DequantisedNarrowSumsAreTheReferencesWhateverTheHeaderSays) {
+  for (const uint32_t step : {0u, 1u, 2u, 257u, 4369u, 40503u, 65535u}) {
     for (const uint32_t first : {0u, 64u, 448u}) {
-      const narrow::Group group{60000 / (step + 1), step, 201};
+      const narrow::Group group{65535 / (step % 3 + 1), step, 201};
       std::vector<uint8_t> values(512 - first);
       for (uint64_t i = 0; i < values.size(); ++i)
         values[i] = static_cast<uint8_t>(addend_random(step, i));
-      std::vector<uint32_t> expected(values.size()), actual(values.size());
-      reference::widen(group, first, values.data(), values.size(), expected.data());
-      widen(group, first, values.data(), values.size(), actual.data());
-      ASSERT_EQ(actual, expected) << step << " from " << first;
+      std::vector<float> expected(values.size()), actual(values.size());
+      for (const auto& [factor, offset] : {std::pair{1.0f, 0.0f}, std::pair{0.0371f, -4.5f}}) {
+        reference::dequantise(group, first, values.data(), values.size(), factor, offset,
+                              expected.data());
+        dequantise(group, first, values.data(), values.size(), factor, offset, actual.data());
+        ASSERT_TRUE(same_bytes(actual, expected)) << step << " from " << first;
+      }
+    }
+  }
+}
+
+TEST_P(BlockOnTarget, SubtractedLevelsLeaveWhatTheReferenceDoes) {
+  for (const std::vector<float>& x : inputs(2048)) {
+    std::vector<uint8_t> levels(x.size());
+    for (uint64_t i = 0; i < levels.size(); ++i)
+      levels[i] = static_cast<uint8_t>(addend_random(5, i));
+    for (const float factor : {0.0371f, 1e36f, 1e38f}) {
+      std::vector<float> expected = x, actual = x;
+      expected[7] = actual[7] = HUGE_VALF;
+      expected[8] = actual[8] = NAN;
+      reference::subtract(levels.data(), x.size(), factor, -4.5f, expected.data());
+      subtract(levels.data(), x.size(), factor, -4.5f, actual.data());
+      ASSERT_TRUE(same_bytes(actual, expected)) << factor;
+      ASSERT_EQ(actual[7], 0);
+      ASSERT_EQ(actual[8], 0);
     }
   }
 }

@@ -12,6 +12,7 @@
 #define HWY_WANT_AVX3_DL 1
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "codec/quant/kernels.cc"
+#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -29,22 +30,50 @@ using VI = hn::Vec<DI>;
 constexpr uint32_t kWidth = HWY_MAX_BYTES / 4 < kLanes ? HWY_MAX_BYTES / 4 : kLanes;
 constexpr uint32_t kGroups = kLanes / kWidth;
 
-float energy_kernel(const float* HWY_RESTRICT x, uint64_t n) {
+// A write of what is not read soon; `past` the caches, where the address allows.
+HWY_INLINE void write(VF v, float* to, bool past) {
+  past ? hn::Stream(v, DF(), to) : hn::StoreU(v, DF(), to);
+}
+HWY_INLINE bool can_stream(const float* to) {
+  return reinterpret_cast<uintptr_t>(to) % (kWidth * sizeof(float)) == 0;
+}
+
+// The energy of what `element(i)` gives for the vectors from 0 to n.
+template <typename Element>
+HWY_INLINE float energy_of(uint64_t n, Element element) {
   const DF d;
-  HWY_ALIGN float sums[kLanes];
-  for (uint32_t g = 0; g < kGroups; ++g) {
-    VF sum = hn::Zero(d);
-    for (uint64_t i = g * kWidth; i < n; i += kLanes) {
-      const VF v = hn::LoadU(d, x + i);
-      sum = hn::Add(sum, hn::Mul(v, v));
+  VF running[kGroups];
+  for (VF& sum : running)
+    sum = hn::Zero(d);
+  for (uint64_t i = 0; i < n; i += kLanes) {
+    for (uint32_t g = 0; g < kGroups; ++g) {
+      const VF v = element(i + g * kWidth);
+      running[g] = hn::Add(running[g], hn::Mul(v, v));
     }
-    hn::Store(sum, d, sums + g * kWidth);
   }
+  HWY_ALIGN float sums[kLanes];
+  for (uint32_t g = 0; g < kGroups; ++g)
+    hn::Store(running[g], d, sums + g * kWidth);
   for (uint32_t half = kLanes / 2; half > 0; half /= 2) {
     for (uint32_t l = 0; l < half; ++l)
       sums[l] += sums[l + half];
   }
   return sums[0];
+}
+
+float energy_kernel(const float* x, uint64_t n) {
+  return energy_of(n, [&](uint64_t i) HWY_ATTR { return hn::LoadU(DF(), x + i); });
+}
+
+float add_owed_kernel(const float* x, const float* owed, uint64_t n, float* sum, bool past) {
+  const DF d;
+  const VF zero = hn::Zero(d);
+  past = past && can_stream(sum);
+  return energy_of(n, [&](uint64_t i) HWY_ATTR {
+    const VF v = hn::Add(hn::LoadU(d, x + i), hn::Add(zero, hn::LoadU(d, owed + i)));
+    write(v, sum + i, past);
+    return v;
+  });
 }
 
 // v with the signs of the lanes flipped whose bit is set, from bit i of the bitmap on.
@@ -89,8 +118,8 @@ HWY_INLINE void butterfly(VF& a, VF& b) {
 }
 
 // kStages stages from h on, in one pass over memory: 2^kStages vectors in registers.
-template <uint32_t kStages>
-HWY_INLINE void outer_stages(float* x, uint64_t n, uint64_t h) {
+template <uint32_t kStages, typename Store>
+HWY_INLINE void outer_stages(const float* x, uint64_t n, uint64_t h, Store store) {
   const DF d;
   constexpr uint32_t kCount = 1u << kStages;
   for (uint64_t base = 0; base < n; base += kCount * h) {
@@ -104,26 +133,28 @@ HWY_INLINE void outer_stages(float* x, uint64_t n, uint64_t h) {
         }
       }
       for (uint32_t j = 0; j < kCount; ++j)
-        hn::StoreU(v[j], d, x + i + j * h);
+        store(v[j], i + j * h);
     }
   }
 }
 
-// The stages from h on; few passes, because a pass costs a load and a store a vector.
-HWY_INLINE void stages_from(float* x, uint64_t n, uint64_t h) {
-  while (h < n) {
-    const uint64_t left = n / h;
-    if (left >= 8 && left != 16) {
-      outer_stages<3>(x, n, h);
-      h *= 8;
-    } else if (left >= 4) {
-      outer_stages<2>(x, n, h);
+// The stages from h on; few passes, because a pass costs a load and a store a vector. The last one
+// leaves x as it is, and gives each vector and its place to `last`. REQUIRES: h < n.
+template <typename Last>
+HWY_INLINE void stages_from(float* x, uint64_t n, uint64_t h, Last last) {
+  const auto back = [x](VF v, uint64_t i) HWY_ATTR { hn::StoreU(v, DF(), x + i); };
+  while (n / h > 8) {
+    if (n / h == 16) {
+      outer_stages<2>(x, n, h, back);
       h *= 4;
     } else {
-      outer_stages<1>(x, n, h);
-      h *= 2;
+      outer_stages<3>(x, n, h, back);
+      h *= 8;
     }
   }
+  if (n / h == 8) return outer_stages<3>(x, n, h, last);
+  if (n / h == 4) return outer_stages<2>(x, n, h, last);
+  outer_stages<1>(x, n, h, last);
 }
 
 // The first pass: all stages inside vectors and the one between neighbours.
@@ -143,15 +174,14 @@ HWY_INLINE void first_stages(uint64_t n, float* y, Load load) {
 void rotate_kernel(const float* x, const uint64_t* signs, uint64_t n, float* y) {
   first_stages(n, y,
                [&](uint64_t i) HWY_ATTR { return flipped(hn::LoadU(DF(), x + i), signs, i); });
-  stages_from(y, n, 2 * kWidth);
+  stages_from(y, n, 2 * kWidth, [y](VF v, uint64_t i) HWY_ATTR { hn::StoreU(v, DF(), y + i); });
 }
 
-void unrotate_kernel(float* x, const uint64_t* signs, uint64_t n, float* y) {
-  const DF d;
-  first_stages(n, x, [&](uint64_t i) HWY_ATTR { return hn::LoadU(d, x + i); });
-  stages_from(x, n, 2 * kWidth);
-  for (uint64_t i = 0; i < n; i += kWidth)
-    hn::StoreU(flipped(hn::LoadU(d, x + i), signs, i), d, y + i);
+void unrotate_kernel(float* x, const uint64_t* signs, uint64_t n, float* y, bool past) {
+  first_stages(n, x, [&](uint64_t i) HWY_ATTR { return hn::LoadU(DF(), x + i); });
+  past = past && can_stream(y);
+  stages_from(x, n, 2 * kWidth,
+              [&](VF v, uint64_t i) HWY_ATTR { write(flipped(v, signs, i), y + i, past); });
 }
 
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
@@ -338,24 +368,6 @@ void quantise_indices_kernel(const Quantiser& q, const float* x, uint64_t n, uin
   quantise_any<true>(q, x, n, indices);
 }
 
-void widen_kernel(const narrow::Group& group, uint32_t first, const uint8_t* HWY_RESTRICT values,
-                  uint64_t n, uint32_t* HWY_RESTRICT twice) {
-  const DI d;
-  const hn::RebindToUnsigned<DI> du;
-  const auto set = [&](uint32_t x) HWY_ATTR { return hn::Set(d, static_cast<int32_t>(x)); };
-  const VI step = set(group.step), seed = set(group.seed << 8);
-  const VI middle = set(2 * group.base + group.step - 1);
-  for (uint64_t i = 0; i < n; i += kWidth) {
-    const VI lane = hn::Iota(d, static_cast<int32_t>(first + i));
-    const VI drawn = hn::And(hn::Add(hn::Mul(lane, set(narrow::kSpread)), seed), set(0xFFFF));
-    // Up to 2^32: a step out of range is an adder's, and no reason to differ from the reference.
-    const auto dither = hn::ShiftRight<16>(hn::BitCast(du, hn::Mul(drawn, step)));
-    const VI value = hn::PromoteTo(d, hn::LoadU(D8(), values + i));
-    const VI above = hn::Sub(hn::Mul(step, value), hn::BitCast(d, dither));
-    hn::StoreU(hn::BitCast(du, hn::Add(middle, hn::Add(above, above))), du, twice + i);
-  }
-}
-
 void look_up_kernel(const uint8_t* levels, const uint8_t* HWY_RESTRICT packed, uint64_t n,
                     uint8_t* HWY_RESTRICT out) {
   const hn::FixedTag<uint8_t, 16> d;
@@ -398,6 +410,44 @@ void dequantise32(const uint32_t* sums, uint64_t n, float factor, float offset, 
   dequantise_any(sums, n, factor, offset, x);
 }
 
+// In floats: a step times a value has 24 bits, so all but the last sum of widened_twice is exact,
+// and that one rounds as a conversion would.
+void dequantise_narrow(const narrow::Group& group, uint32_t first,
+                       const uint8_t* HWY_RESTRICT values, uint64_t n, float factor, float offset,
+                       float* HWY_RESTRICT x) {
+  const DF d;
+  const DI di;
+  const hn::Rebind<uint16_t, DF> d16;
+  const auto set = [&](uint32_t u) HWY_ATTR { return hn::Set(d16, static_cast<uint16_t>(u)); };
+  const auto whole = [&](uint32_t u) HWY_ATTR {
+    return hn::Set(d, static_cast<float>(static_cast<int32_t>(u)));
+  };
+  const auto step16 = set(group.step), next = set(kWidth * narrow::kSpread);
+  const VF step = whole(group.step), middle = whole(2 * group.base + group.step - 1);
+  const VF f = hn::Set(d, factor), o = hn::Set(d, offset);
+  auto drawn = hn::Add(hn::Mul(hn::Iota(d16, static_cast<uint16_t>(first)), set(narrow::kSpread)),
+                       set(group.seed << 8));
+  for (uint64_t i = 0; i < n; i += kWidth) {
+    const VF dither = hn::ConvertTo(d, hn::PromoteTo(di, hn::MulHigh(drawn, step16)));
+    const VF value = hn::ConvertTo(d, hn::PromoteTo(di, hn::LoadU(D8(), values + i)));
+    const VF above = hn::Sub(hn::Mul(step, value), dither);
+    const VF twice = hn::Add(middle, hn::Add(above, above));
+    hn::StoreU(hn::Add(hn::Mul(twice, f), o), d, x + i);
+    drawn = hn::Add(drawn, next);
+  }
+}
+
+void subtract_kernel(const uint8_t* HWY_RESTRICT levels, uint64_t n, float factor, float offset,
+                     float* HWY_RESTRICT x) {
+  const DF d;
+  const VF f = hn::Set(d, factor), o = hn::Set(d, offset);
+  for (uint64_t i = 0; i < n; i += kWidth) {
+    const VF level = hn::ConvertTo(d, hn::PromoteTo(DI(), hn::LoadU(D8(), levels + i)));
+    const VF left = hn::Sub(hn::LoadU(d, x + i), hn::Add(hn::Mul(level, f), o));
+    hn::StoreU(hn::IfThenElseZero(hn::IsFinite(left), left), d, x + i);
+  }
+}
+
 }  // namespace
 }  // namespace addend::quant::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -406,28 +456,37 @@ HWY_AFTER_NAMESPACE();
 namespace addend::quant {
 
 HWY_EXPORT(energy_kernel);
+HWY_EXPORT(add_owed_kernel);
 HWY_EXPORT(rotate_kernel);
 HWY_EXPORT(unrotate_kernel);
 HWY_EXPORT(quantise_levels_kernel);
 HWY_EXPORT(quantise_indices_kernel);
-HWY_EXPORT(widen_kernel);
 HWY_EXPORT(look_up_kernel);
 HWY_EXPORT(dequantise8);
 HWY_EXPORT(dequantise16);
 HWY_EXPORT(dequantise32);
+HWY_EXPORT(dequantise_narrow);
+HWY_EXPORT(subtract_kernel);
 
 float energy(const float* x, uint64_t n) {
   return scalar_forced() ? reference::energy(x, n) : HWY_DYNAMIC_DISPATCH(energy_kernel)(x, n);
 }
+
+float add_owed(const float* x, const float* owed, uint64_t n, float* sum, bool past_caches) {
+  if (scalar_forced()) return reference::add_owed(x, owed, n, sum);
+  return HWY_DYNAMIC_DISPATCH(add_owed_kernel)(x, owed, n, sum, past_caches);
+}
+
+void flush() { hwy::FlushStream(); }
 
 void rotate(const float* x, const uint64_t* signs, uint64_t n, float* y) {
   if (scalar_forced()) return reference::rotate(x, signs, n, y);
   HWY_DYNAMIC_DISPATCH(rotate_kernel)(x, signs, n, y);
 }
 
-void unrotate(float* x, const uint64_t* signs, uint64_t n, float* y) {
+void unrotate(float* x, const uint64_t* signs, uint64_t n, float* y, bool past_caches) {
   if (scalar_forced()) return reference::unrotate(x, signs, n, y);
-  HWY_DYNAMIC_DISPATCH(unrotate_kernel)(x, signs, n, y);
+  HWY_DYNAMIC_DISPATCH(unrotate_kernel)(x, signs, n, y, past_caches);
 }
 
 void quantise_levels(const Quantiser& quantiser, const float* x, uint64_t n, uint8_t* levels) {
@@ -438,12 +497,6 @@ void quantise_levels(const Quantiser& quantiser, const float* x, uint64_t n, uin
 void quantise_indices(const Quantiser& quantiser, const float* x, uint64_t n, uint8_t* indices) {
   if (scalar_forced()) return reference::quantise<true>(quantiser, x, n, indices);
   HWY_DYNAMIC_DISPATCH(quantise_indices_kernel)(quantiser, x, n, indices);
-}
-
-void widen(const narrow::Group& group, uint32_t first, const uint8_t* values, uint64_t n,
-           uint32_t* twice) {
-  if (scalar_forced()) return reference::widen(group, first, values, n, twice);
-  HWY_DYNAMIC_DISPATCH(widen_kernel)(group, first, values, n, twice);
 }
 
 void look_up(const uint8_t levels[16], const uint8_t* packed, uint64_t n, uint8_t* out) {
@@ -462,6 +515,16 @@ void dequantise(const uint16_t* sums, uint64_t n, float factor, float offset, fl
 void dequantise(const uint32_t* sums, uint64_t n, float factor, float offset, float* x) {
   if (scalar_forced()) return reference::dequantise(sums, n, factor, offset, x);
   HWY_DYNAMIC_DISPATCH(dequantise32)(sums, n, factor, offset, x);
+}
+void dequantise(const narrow::Group& group, uint32_t first, const uint8_t* values, uint64_t n,
+                float factor, float offset, float* x) {
+  if (scalar_forced()) return reference::dequantise(group, first, values, n, factor, offset, x);
+  HWY_DYNAMIC_DISPATCH(dequantise_narrow)(group, first, values, n, factor, offset, x);
+}
+
+void subtract(const uint8_t* levels, uint64_t n, float factor, float offset, float* x) {
+  if (scalar_forced()) return reference::subtract(levels, n, factor, offset, x);
+  HWY_DYNAMIC_DISPATCH(subtract_kernel)(levels, n, factor, offset, x);
 }
 
 }  // namespace addend::quant

@@ -55,20 +55,22 @@ void pack_indices(const uint8_t* nibbles, uint64_t n, uint32_t bits, uint8_t* ou
   pack<3>(nibbles, n, out);
 }
 
-void widen(const uint8_t* sums, uint32_t bits, uint64_t first, uint64_t n, uint32_t* twice) {
+void dequantise_narrow(const NarrowSums& from, uint64_t n, float factor, float offset, float* x) {
+  constexpr uint8_t kSame[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   uint8_t bytes[narrow::kGroupLanes];
+  uint64_t first = from.lane;
   while (n > 0) {
     const auto lane = static_cast<uint32_t>(first % narrow::kGroupLanes);
     const auto count = static_cast<uint32_t>(std::min<uint64_t>(n, narrow::kGroupLanes - lane));
-    const uint8_t* at = sums + narrow::group_at(bits, first / narrow::kGroupLanes);
-    const uint8_t* values = at + ADDEND_NARROW_HEADER_BYTES + uint64_t{lane} * bits / 8;
-    for (uint32_t i = 0; bits == 4 && i < count / 2; ++i) {
-      bytes[2 * i] = values[i] & 15;
-      bytes[2 * i + 1] = values[i] >> 4;
+    const uint8_t* at = from.sums + narrow::group_at(from.bits, first / narrow::kGroupLanes);
+    const uint8_t* values = at + ADDEND_NARROW_HEADER_BYTES + uint64_t{lane} * from.bits / 8;
+    if (from.bits == 4) {
+      look_up(kSame, values, count, bytes);
+      values = bytes;
     }
-    widen(narrow::read_group(at), lane, bits == 4 ? bytes : values, count, twice);
+    dequantise(narrow::read_group(at), lane, values, count, factor / 2, offset, x);
     first += count;
-    twice += count;
+    x += count;
     n -= count;
   }
 }
@@ -77,7 +79,7 @@ void widen(const uint8_t* sums, uint32_t bits, uint64_t first, uint64_t n, uint3
 void QuantCodec::fill_narrow(Scratch& mine, uint64_t b, uint8_t* out) {
   if (options_.bits > 4) return encode_block(mine, b, Carrier::kLevels, out);
   if (options_.bits == 4) return encode_block(mine, b, Carrier::kIndices, out);
-  auto* nibbles = mine.wide.as<uint8_t>();
+  auto* nibbles = mine.nibbles.as<uint8_t>();
   encode_block(mine, b, Carrier::kIndices, nibbles);
   pack_indices(nibbles, blocks_[b].size, options_.bits, out);
 }

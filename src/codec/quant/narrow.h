@@ -10,8 +10,14 @@ namespace addend::quant {
 /// REQUIRES: n a multiple of 64, indices below 2^bits.
 void pack_indices(const uint8_t* nibbles, uint64_t n, uint32_t bits, uint8_t* out);
 
-/// Twice the n sums from lane `first` on, of a plane of narrow sums in `bits` (4 or 8) each, as
-/// two's complement. REQUIRES: first and n multiples of 64.
-void widen(const uint8_t* sums, uint32_t bits, uint64_t first, uint64_t n, uint32_t* twice);
+/// A plane of narrow sums in `bits` (4 or 8) each, from one of its lanes on.
+struct NarrowSums {
+  const uint8_t* sums = nullptr;
+  uint32_t bits = 8;
+  uint64_t lane = 0;
+};
+
+/// x[i] = sum i times factor, plus offset. REQUIRES: the lane and n are multiples of 64.
+void dequantise_narrow(const NarrowSums& from, uint64_t n, float factor, float offset, float* x);
 
 }  // namespace addend::quant

@@ -61,7 +61,7 @@ Status QuantCodec::reserve_scratch() {
     ADDEND_TRY(one.rotated.reserve(largest * 4));
     ADDEND_TRY(one.lost.reserve(largest * 4));
     ADDEND_TRY(one.levels.reserve(largest));
-    if (options_.down != 0) ADDEND_TRY(one.wide.reserve(largest * 4));
+    if (options_.down != 0) ADDEND_TRY(one.nibbles.reserve(largest / 2));
   }
   return {};
 }
@@ -82,7 +82,7 @@ uint64_t QuantCodec::memory_bytes() const {
   for (const Buffer* buffer : {&norms_, &elements_, &values_, &owed_})
     total += buffer->capacity();
   for (const Scratch& one : scratch_) {
-    for (const Buffer* buffer : {&one.signs, &one.rotated, &one.lost, &one.levels, &one.wide})
+    for (const Buffer* buffer : {&one.signs, &one.rotated, &one.lost, &one.levels, &one.nibbles})
       total += buffer->capacity();
   }
   return total;
@@ -146,11 +146,14 @@ uint32_t QuantCodec::norm_lane(Scratch& mine, uint64_t b) {
   const Block& block = blocks_[b];
   const float* x = mine.rotated.as<float>();
   uint64_t n = block.size;
-  double unrotated = 1;
-  if (keeps_rotated()) {
+  float energy = -1;
+  if (residual_.has_draft()) {
+    rotate_block(mine, b, 1);
+    x = residual_.draft() + block.place;
+    energy = add_owed(mine.rotated.as<float>(), residual_.values() + block.place, n,
+                      residual_.draft() + block.place, streams());
+  } else if (keeps_rotated()) {
     load_rotated(mine, b, 1);
-    if (residual_.has_draft()) std::copy_n(x, n, residual_.draft() + block.place);
-    unrotated = rotates() ? 1 / std::sqrt(static_cast<double>(block.size)) : 1;
   } else if (source_type() == DType::kF32) {
     x = static_cast<const float*>(source_) + block.begin;
     n = block.elements;
@@ -160,15 +163,19 @@ uint32_t QuantCodec::norm_lane(Scratch& mine, uint64_t b) {
     for (uint64_t i = 0; i < n; ++i)
       widened[i] = load_float(source_type(), source_, block.begin + i);
   }
-  const float energy = rotates() && n % kLanes == 0 && n <= kMostFloatSum ? quant::energy(x, n) : 0;
+  if (!rotates() || n % kLanes != 0 || n > kMostFloatSum) {
+    energy = 0;
+  } else if (energy < 0) {
+    energy = quant::energy(x, n);
+  }
   double norm = static_cast<double>(std::sqrt(energy));
   if (!(energy > kLeastEnergy && energy < kMostEnergy)) norm = slow_norm(x, n);
   if (keeps_rotated() && !std::isfinite(norm)) {
     // The rotation itself may have overflowed: once more, out of harm's way.
     load_rotated(mine, b, kFarDown);
-    norm = slow_norm(x, n) / static_cast<double>(kFarDown);
+    norm = slow_norm(mine.rotated.as<float>(), n) / static_cast<double>(kFarDown);
   }
-  norm *= unrotated;
+  if (keeps_rotated() && rotates()) norm *= 1 / std::sqrt(static_cast<double>(block.size));
   // A norm that no float holds must not be cut to one that does: the block would come back smaller.
   if (!(norm <= static_cast<double>(std::numeric_limits<float>::max()))) return kBroken;
   return addend_f32_bits(static_cast<float>(norm));

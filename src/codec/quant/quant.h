@@ -21,6 +21,7 @@
 #include "base/bits.h"
 #include "base/buffer.h"
 #include "base/chunks.h"
+#include "codec/index/kernels.h"
 #include "codec/index/union_index.h"
 #include "codec/quant/plan.h"
 
@@ -58,7 +59,7 @@ class QuantCodec final : public QuantPlan {
     Buffer rotated;  // float, one block
     Buffer lost;     // float, one block
     Buffer levels;   // u8, one block
-    Buffer wide;     // with `down`: u32, twice the sums of one block; or its indices
+    Buffer nibbles;  // with `down`: indices of one block, two a byte
   };
   // Lanes of one type, in block order.
   struct LanePlane {
@@ -89,6 +90,7 @@ class QuantCodec final : public QuantPlan {
   template <typename Body>
   void for_each_block(const Body& body);
   const uint64_t* signs(Scratch& mine, const Block& block, uint64_t epoch) const;
+  void rotate_block(Scratch& mine, uint64_t b, float prescale) const;
   void load_rotated(Scratch& mine, uint64_t b, float prescale) const;
   uint32_t norm_lane(Scratch& mine, uint64_t b);
   double slow_norm(const float* x, uint64_t n) const;
@@ -108,6 +110,7 @@ class QuantCodec final : public QuantPlan {
   Quantiser quantiser(uint64_t b, const Part& part, float norm) const;
   void encode_block(Scratch& mine, uint64_t b, Carrier as, uint8_t* out);
   void draft_residual(Scratch& mine, uint64_t b, Carrier as, const uint8_t* coded);
+  bool streams() const { return layout().count * 4 >= index::kStreamBytes; }
   void fill_lanes(Scratch& mine, uint64_t b);
   void fill_narrow(Scratch& mine, uint64_t b, uint8_t* out);
   void fill_gaps(LanePlane& plane);
@@ -156,6 +159,7 @@ void QuantCodec::for_each_block(const Body& body) {
     const uint64_t end = std::min(blocks, (chunk + 1) * at_once);
     for (uint64_t b = chunk * at_once; b < end; ++b)
       body(b, scratch_[thread]);
+    if (streams()) flush();
   });
 }
 

@@ -17,8 +17,8 @@ const uint64_t* QuantCodec::signs(Scratch& mine, const Block& block, uint64_t ep
   return words;
 }
 
-// mine.rotated = rotation of the block's elements times prescale, plus the residual.
-void QuantCodec::load_rotated(Scratch& mine, uint64_t b, float prescale) const {
+// mine.rotated = rotation of the block's elements times prescale.
+void QuantCodec::rotate_block(Scratch& mine, uint64_t b, float prescale) const {
   const Block& block = blocks_[b];
   auto* rotated = mine.rotated.as<float>();
   const float* source = rotated;
@@ -36,7 +36,14 @@ void QuantCodec::load_rotated(Scratch& mine, uint64_t b, float prescale) const {
   } else if (direct) {
     std::memcpy(rotated, source, uint64_t{block.size} * 4);
   }
-  if (keeps_rotated()) residual_.add_to(b, block.place, block.size, rotated, prescale);
+}
+
+// The same, plus the residual.
+void QuantCodec::load_rotated(Scratch& mine, uint64_t b, float prescale) const {
+  const Block& block = blocks_[b];
+  rotate_block(mine, b, prescale);
+  if (keeps_rotated())
+    residual_.add_to(b, block.place, block.size, mine.rotated.as<float>(), prescale);
 }
 
 // `norm` is the shared norm in the units of the elements given to the quantiser.
@@ -70,9 +77,10 @@ void QuantCodec::encode_block(Scratch& mine, uint64_t b, Carrier as, uint8_t* ou
     std::memset(out, 0, as == Carrier::kIndices ? at.size / 2 : at.size);
     return;
   }
-  auto* rotated = mine.rotated.as<float>();
+  const float* rotated = mine.rotated.as<float>();
   if (residual_.has_draft() && prescale == 1) {  // norm_lane left it there
-    std::copy_n(residual_.draft() + at.place, at.size, rotated);
+    rotated = residual_.draft() + at.place;
+    if (part.sampled) std::copy_n(rotated, at.size, mine.rotated.as<float>());
   } else {
     load_rotated(mine, b, prescale);
   }
@@ -85,7 +93,7 @@ void QuantCodec::encode_block(Scratch& mine, uint64_t b, Carrier as, uint8_t* ou
   if (residual_.has_draft()) draft_residual(mine, b, as, out);
 }
 
-// What mine.rotated had beyond the levels, or indices, that were made of it.
+// What the block had beyond the levels, or indices, that were made of it.
 void QuantCodec::draft_residual(Scratch& mine, uint64_t b, Carrier as, const uint8_t* coded) {
   const Block& at = blocks_[b];
   const Part& part = parts_[b];
@@ -96,12 +104,15 @@ void QuantCodec::draft_residual(Scratch& mine, uint64_t b, Carrier as, const uin
   }
   const float prescale = prescale_of(part.norm);
   const Affine values = level_values(grid(codings_[part.coding]), part.norm * prescale);
-  const auto* rotated = mine.rotated.as<float>();
-  auto* lost = mine.lost.as<float>();
-  dequantise(levels, at.size, values.factor, values.offset, lost);
+  if (prescale == 1) {
+    return subtract(levels, at.size, values.factor, values.offset, residual_.draft() + at.place);
+  }
+  auto* left = mine.lost.as<float>();
+  std::copy_n(mine.rotated.as<float>(), at.size, left);
+  subtract(levels, at.size, values.factor, values.offset, left);
   for (uint64_t i = 0; i < at.size; ++i)
-    lost[i] = (rotated[i] - lost[i]) / prescale;
-  residual_.store_draft(at.place, at.size, lost);
+    left[i] /= prescale;
+  residual_.store_draft(at.place, at.size, left);
 }
 
 Status QuantCodec::encode(Round& round) {

@@ -20,8 +20,7 @@ void QuantCodec::dequantise_block(Scratch& mine, uint64_t b, float factor, float
   const LanePlane& plane = planes_[static_cast<std::size_t>(lane)];
   const Buffer& sums = options_.carrier == Carrier::kIndices ? plane.sums : plane.data;
   if (options_.down != 0) {
-    widen(sums.as<uint8_t>(), options_.down, part.lane, size, mine.wide.as<uint32_t>());
-    dequantise(mine.wide.as<uint32_t>(), size, factor / 2, offset, x);
+    dequantise_narrow({sums.as<uint8_t>(), options_.down, part.lane}, size, factor, offset, x);
   } else if (lane == Lane::kU8) {
     dequantise(sums.as<uint8_t>() + part.lane, size, factor, offset, x);
   } else if (lane == Lane::kU16) {
@@ -50,7 +49,7 @@ void QuantCodec::decode_block(Scratch& mine, uint64_t b, double contributors, vo
   const bool direct = source_type() == DType::kF32 && at.elements == at.size && values.back == 1;
   float* to = direct ? static_cast<float*>(target) + at.begin : out;
   if (rotates()) {
-    unrotate(x, signs(mine, at, step_ / sign_period()), at.size, to);
+    unrotate(x, signs(mine, at, step_ / sign_period()), at.size, to, direct && streams());
   } else {
     std::memcpy(to, x, uint64_t{at.size} * 4);
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "codec/quant/block.h"
@@ -20,6 +21,12 @@ inline float energy(const float* x, uint64_t n) {
       sums[l] += sums[l + half];
   }
   return sums[0];
+}
+
+inline float add_owed(const float* x, const float* owed, uint64_t n, float* sum) {
+  for (uint64_t i = 0; i < n; ++i)
+    sum[i] = x[i] + (0.0f + owed[i]);
+  return energy(sum, n);
 }
 
 inline void flip(const float* x, const uint64_t* signs, uint64_t n, float* y) {
@@ -70,12 +77,6 @@ inline void quantise(const Quantiser& q, const float* x, uint64_t n, uint8_t* ou
   }
 }
 
-inline void widen(const narrow::Group& group, uint32_t first, const uint8_t* values, uint64_t n,
-                  uint32_t* twice) {
-  for (uint32_t i = 0; i < n; ++i)
-    twice[i] = static_cast<uint32_t>(narrow::widened_twice(group, first + i, values[i]));
-}
-
 inline void look_up(const uint8_t levels[16], const uint8_t* packed, uint64_t n, uint8_t* out) {
   for (uint64_t i = 0; i < n; ++i)
     out[i] = levels[packed[i / 2] >> (i % 2 * 4) & 15];
@@ -85,6 +86,19 @@ template <typename T>
 void dequantise(const T* sums, uint64_t n, float factor, float offset, float* x) {
   for (uint64_t i = 0; i < n; ++i)
     x[i] = static_cast<float>(static_cast<int32_t>(sums[i])) * factor + offset;
+}
+
+inline void dequantise(const narrow::Group& group, uint32_t first, const uint8_t* values,
+                       uint64_t n, float factor, float offset, float* x) {
+  for (uint32_t i = 0; i < n; ++i)
+    x[i] = static_cast<float>(narrow::widened_twice(group, first + i, values[i])) * factor + offset;
+}
+
+inline void subtract(const uint8_t* levels, uint64_t n, float factor, float offset, float* x) {
+  for (uint64_t i = 0; i < n; ++i) {
+    const float left = x[i] - (static_cast<float>(levels[i]) * factor + offset);
+    x[i] = std::isfinite(left) ? left : 0.0f;
+  }
 }
 
 }  // namespace addend::quant::reference
