@@ -26,6 +26,8 @@ struct Quantiser {
   bool uniform = false;          ///< levels are 0, 1, ... g: tables say what a cell already is
   /// Rounding thresholds in [0, 1), kThresholds of them; element i takes number i % kThresholds.
   const float* thresholds = nullptr;
+  /// As many floats as are rounded, fetched meanwhile because they are read next; or null.
+  const float* next = nullptr;
 };
 
 /// Thresholds that a block cycles through.

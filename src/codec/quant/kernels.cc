@@ -344,19 +344,140 @@ HWY_INLINE void quantise_with(const Levels& levels, const Quantiser& q, const fl
                               uint64_t n, uint8_t* HWY_RESTRICT out) {
   const DF d;
   const Constants k{hn::Set(d, q.scale), hn::Set(d, q.middle), hn::Set(d, q.top)};
+  const float* next = q.next == nullptr ? x : q.next;
   for (uint64_t i = 0; i < n; i += kWidth) {
+    if (i % kLanes == 0) hwy::Prefetch(next + i);
     const VF threshold = hn::LoadU(d, q.thresholds + i % kThresholds);
     const VI level = round_to_level<kIndices>(levels, k, hn::LoadU(d, x + i), threshold);
     kIndices ? store_nibbles(level, out + i / 2) : hn::StoreU(low_bytes(level), D8(), out + i);
   }
 }
 
+#if HWY_TARGET == HWY_AVX2
+// Four vectors at once, whose cells are the bytes of one: a shuffle then looks up 32 of them. Bytes
+// are in the order that packing leaves, block by block, until they are stored; unpacking takes
+// them back to where they came from.
+HWY_INLINE __m256i packed(__m256i a, __m256i b, __m256i c, __m256i d) {
+  return _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+}
+HWY_INLINE __m256i packed_unsigned(const VI v[4]) {
+  return _mm256_packus_epi16(_mm256_packus_epi32(v[0].raw, v[1].raw),
+                             _mm256_packus_epi32(v[2].raw, v[3].raw));
+}
+HWY_INLINE void unpacked(__m256i bytes, VF v[4]) {
+  const __m256i zero = _mm256_setzero_si256();
+  const __m256i low = _mm256_unpacklo_epi8(bytes, zero), high = _mm256_unpackhi_epi8(bytes, zero);
+  v[0] = VF{_mm256_cvtepi32_ps(_mm256_unpacklo_epi16(low, zero))};
+  v[1] = VF{_mm256_cvtepi32_ps(_mm256_unpackhi_epi16(low, zero))};
+  v[2] = VF{_mm256_cvtepi32_ps(_mm256_unpacklo_epi16(high, zero))};
+  v[3] = VF{_mm256_cvtepi32_ps(_mm256_unpackhi_epi16(high, zero))};
+}
+HWY_INLINE void store_packed(__m256i bytes, bool as_nibbles, uint8_t* to) {
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  const __m256i in_order = _mm256_permutevar8x32_epi32(bytes, order);
+  if (!as_nibbles) return _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), in_order);
+  const __m256i pairs = _mm256_maddubs_epi16(in_order, _mm256_set1_epi16(0x1001));
+  const __m256i both = _mm256_permute4x64_epi64(_mm256_packus_epi16(pairs, pairs), 0x08);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_castsi256_si128(both));
+}
+
+// A table of up to 16 kRegisters entries. For a register a shuffle gives 0 where an index is above
+// 127, as all outside its 16 cells are made.
+template <uint32_t kRegisters>
+struct ByteTable {
+  HWY_INLINE explicit ByteTable(const float* table) {
+    for (uint32_t r = 0; r < kRegisters; ++r) {
+      alignas(16) uint8_t entries[16];
+      for (uint32_t l = 0; l < 16; ++l)
+        entries[l] = static_cast<uint8_t>(static_cast<int32_t>(table[r * 16 + l]));
+      registers[r] =
+          _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(entries)));
+    }
+  }
+  HWY_INLINE __m256i operator()(const __m256i at[kRegisters]) const {
+    __m256i found = _mm256_shuffle_epi8(registers[0], at[0]);
+    for (uint32_t r = 1; r < kRegisters; ++r)
+      found = _mm256_or_si256(found, _mm256_shuffle_epi8(registers[r], at[r]));
+    return found;
+  }
+  __m256i registers[kRegisters];
+};
+
+template <uint32_t kRegisters>
+struct ByteTables {
+  HWY_INLINE explicit ByteTables(const Quantiser& q) : lower(q.lower), gap(q.gap), index(q.index) {}
+  ByteTable<kRegisters> lower, gap, index;
+};
+
+// The levels, or indices, of four vectors, as packed bytes.
+template <bool kIndices, uint32_t kRegisters>
+HWY_INLINE __m256i round_four(const ByteTables<kRegisters>& tables, const VF y[4], const VI cell[4],
+                              const VF threshold[4]) {
+  const __m256i cells = packed_unsigned(cell);
+  __m256i at[kRegisters];
+  for (uint32_t r = 0; r < kRegisters; ++r) {
+    const auto first = _mm256_set1_epi8(static_cast<char>(r * 16));
+    at[r] = _mm256_adds_epu8(_mm256_xor_si256(cells, first), _mm256_set1_epi8(0x70));
+  }
+  const __m256i lower = tables.lower(at), gap = tables.gap(at);
+  VF lowers[4], gaps[4];
+  unpacked(lower, lowers);
+  unpacked(gap, gaps);
+  __m256i up[4];
+  for (uint32_t j = 0; j < 4; ++j)
+    up[j] = hn::VecFromMask(DI(), hn::RebindMask(DI(), hn::Gt(hn::Sub(y[j], lowers[j]),
+                                                              hn::Mul(threshold[j], gaps[j]))))
+                .raw;
+  const __m256i ups = packed(up[0], up[1], up[2], up[3]);
+  if (kIndices) return _mm256_sub_epi8(tables.index(at), ups);
+  return _mm256_add_epi8(lower, _mm256_and_si256(ups, gap));
+}
+
+template <bool kIndices>
+HWY_INLINE __m256i round_four(const Uniform&, const VF y[4], const VI cell[4],
+                              const VF threshold[4]) {
+  VI level[4];
+  for (uint32_t j = 0; j < 4; ++j) {
+    const auto up = hn::Gt(hn::Sub(y[j], hn::ConvertTo(DF(), cell[j])), threshold[j]);
+    level[j] = hn::Sub(cell[j], hn::VecFromMask(DI(), hn::RebindMask(DI(), up)));
+  }
+  return packed_unsigned(level);
+}
+
+template <bool kIndices, typename Levels>
+HWY_INLINE void quantise_fours(const Levels& levels, const Quantiser& q,
+                               const float* HWY_RESTRICT x, uint64_t n, uint8_t* HWY_RESTRICT out) {
+  const DF d;
+  const Constants k{hn::Set(d, q.scale), hn::Set(d, q.middle), hn::Set(d, q.top)};
+  const float* next = q.next == nullptr ? x : q.next;
+  for (uint64_t i = 0; i < n; i += 4 * kWidth) {
+    hwy::Prefetch(next + i);
+    hwy::Prefetch(next + i + kLanes);
+    VF y[4], threshold[4];
+    VI cell[4];
+    for (uint32_t j = 0; j < 4; ++j) {
+      y[j] = clamped(k, hn::LoadU(d, x + i + j * kWidth));
+      cell[j] = cell_of(y[j]);
+      threshold[j] = hn::LoadU(d, q.thresholds + (i + j * kWidth) % kThresholds);
+    }
+    store_packed(round_four<kIndices>(levels, y, cell, threshold), kIndices,
+                 out + (kIndices ? i / 2 : i));
+  }
+}
+#endif
+
 template <bool kIndices>
 HWY_INLINE void quantise_any(const Quantiser& q, const float* x, uint64_t n, uint8_t* out) {
+#if HWY_TARGET == HWY_AVX2
+  if (q.uniform) return quantise_fours<kIndices>(Uniform(), q, x, n, out);
+  if (q.cells <= 32) return quantise_fours<kIndices>(ByteTables<2>(q), q, x, n, out);
+  if (q.cells <= 64) return quantise_fours<kIndices>(ByteTables<4>(q), q, x, n, out);
+#elif HWY_TARGET != HWY_SCALAR
   if (q.uniform) return quantise_with<kIndices>(Uniform(), q, x, n, out);
-#if HWY_TARGET != HWY_SCALAR
   if (q.cells <= 32) return quantise_with<kIndices>(Tables<2>(q), q, x, n, out);
   if (q.cells <= 64) return quantise_with<kIndices>(Tables<4>(q), q, x, n, out);
+#else
+  if (q.uniform) return quantise_with<kIndices>(Uniform(), q, x, n, out);
 #endif
   quantise_with<kIndices>(Tables<0>(q), q, x, n, out);
 }

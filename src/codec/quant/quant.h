@@ -108,6 +108,7 @@ class QuantCodec final : public QuantPlan {
   void choose_samples();
   bool is_broken_here(uint64_t b) const;
   Quantiser quantiser(uint64_t b, const Part& part, float norm) const;
+  const float* read_after(uint64_t b) const;
   void encode_block(Scratch& mine, uint64_t b, Carrier as, uint8_t* out);
   void draft_residual(Scratch& mine, uint64_t b, Carrier as, const uint8_t* coded);
   bool streams() const { return layout().count * 4 >= index::kStreamBytes; }

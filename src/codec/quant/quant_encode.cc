@@ -63,6 +63,14 @@ Quantiser QuantCodec::quantiser(uint64_t b, const Part& part, float norm) const 
   return q;
 }
 
+// What encoding the next block begins with, if it is as long.
+const float* QuantCodec::read_after(uint64_t b) const {
+  if (b + 1 == blocks_.size() || blocks_[b + 1].elements < blocks_[b].size) return nullptr;
+  const Block& next = blocks_[b + 1];
+  if (residual_.has_draft()) return residual_.draft() + next.place;
+  return source_type() == DType::kF32 ? static_cast<const float*>(source_) + next.begin : nullptr;
+}
+
 // Ahead of its norm a block may turn out not to be finite.
 bool QuantCodec::is_broken_here(uint64_t b) const {
   return ahead_ && norms_.as<uint32_t>()[b] >= kFirstBroken;
@@ -84,7 +92,8 @@ void QuantCodec::encode_block(Scratch& mine, uint64_t b, Carrier as, uint8_t* ou
   } else {
     load_rotated(mine, b, prescale);
   }
-  const Quantiser q = quantiser(b, part, part.norm * prescale);
+  Quantiser q = quantiser(b, part, part.norm * prescale);
+  q.next = read_after(b);
   if (as == Carrier::kIndices) {
     quantise_indices(q, rotated, at.size, out);
   } else {
