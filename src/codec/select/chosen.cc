@@ -2,8 +2,8 @@
 #include "codec/select/chosen.h"
 
 #include <algorithm>
-#include <bit>
 #include <functional>
+#include <memory>
 #include <numeric>
 
 #include "base/bits.h"
@@ -63,10 +63,11 @@ uint64_t total_of(std::span<const Stretch> stretches) {
   return total;
 }
 
-Status Chosen::reserve(uint64_t count) {
+Status Chosen::reserve(uint64_t count, bool places) {
   const uint64_t chunks = ceil_div(count, kChunkElements);
   room_ = ceil_div(std::min(count, kChunkElements), 16) * 16 + Buffer::kSlack / 4;
   counts_.assign(chunks, 0);
+  ADDEND_TRY(places_.reserve(places ? chunks * room_ * 2 : 0));
   return values_.reserve(chunks * room_ * 4);
 }
 
@@ -80,7 +81,9 @@ std::span<Stretch> Chosen::stretches(uint64_t begin, uint64_t end) {
   while (begin < end) {
     const uint64_t chunk = begin / kChunkElements;
     const uint64_t up_to = std::min(end, (chunk + 1) * kChunkElements);
-    stretches_.push_back({begin, up_to, values(chunk) + counts_[chunk], 0});
+    uint16_t* places =
+        places_.capacity() == 0 ? nullptr : places_.as<uint16_t>() + chunk * room_ + counts_[chunk];
+    stretches_.push_back({begin, up_to, values(chunk) + counts_[chunk], places, 0});
     begin = up_to;
   }
   return stretches_;
@@ -96,7 +99,8 @@ uint64_t Chosen::size() const {
 }
 
 uint64_t Chosen::memory_bytes() const {
-  return values_.capacity() + counts_.capacity() * 8 + stretches_.capacity() * sizeof(Stretch);
+  return values_.capacity() + places_.capacity() + counts_.capacity() * 8 +
+         stretches_.capacity() * sizeof(Stretch);
 }
 
 std::optional<Cutoff> cutoff_of_largest(const Candidates& candidates, uint64_t most,
@@ -150,18 +154,11 @@ std::optional<Cutoff> cutoff_above(const Candidates& candidates, uint64_t about,
 
 namespace {
 
-// What a stretch has beyond the cut, by its number among the stretch's candidates; then by its
-// position.
-struct Dropped {
-  std::vector<uint32_t> at;
-  std::vector<float> values;
-};
-
 // Closes the ranks without asking of each element on which side it is. Returns how many of those
 // equal to the cutoff travel.
-uint64_t close_ranks(const Cutoff& cutoff, Stretch& stretch, Dropped& dropped) {
-  dropped.at.resize(stretch.count);
-  dropped.values.resize(stretch.count);
+uint64_t drop(const Cutoff& cutoff, Stretch& stretch, float* left, uint64_t* bitmap) {
+  constexpr uint64_t kAhead = 16;
+  const auto dropped = std::make_unique_for_overwrite<float[]>(stretch.count);
   uint64_t kept = 0, equal = 0, out = 0;
   for (uint64_t j = 0; j < stretch.count; ++j) {
     const float e = stretch.values[j];
@@ -169,48 +166,19 @@ uint64_t close_ranks(const Cutoff& cutoff, Stretch& stretch, Dropped& dropped) {
     const uint64_t tied = found == cutoff.at && equal < cutoff.equal ? 1 : 0;
     const uint64_t travels = found > cutoff.at ? 1 : tied;
     stretch.values[kept] = e;
-    dropped.at[out] = static_cast<uint32_t>(j);
-    dropped.values[out] = e;
+    stretch.places[out] = stretch.places[j];
+    dropped[out] = e;
     kept += travels;
     out += 1 - travels;
     equal += tied;
   }
   stretch.count = kept;
-  dropped.at.resize(out);
-  dropped.values.resize(out);
-  return equal;
-}
-
-// Clears bits by their numbers among those that are set, which become positions after the
-// stretch's begin.
-void clear_dropped(const Stretch& stretch, Dropped& dropped, uint64_t* bitmap) {
-  uint64_t next = 0, before = 0;
-  for_each_piece(stretch.begin, stretch.end, [&](uint64_t at, uint64_t bits) {
-    uint64_t& word = bitmap[at / 64];
-    const uint64_t mine = word & low_mask(bits) << at % 64;
-    const uint64_t after = before + static_cast<uint64_t>(std::popcount(mine));
-    uint64_t rest = mine;
-    for (; next < dropped.at.size() && dropped.at[next] < after; ++next) {
-      for (; before < dropped.at[next]; ++before)
-        rest &= rest - 1;
-      const uint64_t position = at / 64 * 64 + static_cast<uint64_t>(std::countr_zero(rest));
-      word &= ~(uint64_t{1} << position % 64);
-      dropped.at[next] = static_cast<uint32_t>(position - stretch.begin);
-    }
-    before = after;
-  });
-}
-
-// Returns how many of those equal to the cutoff travel.
-uint64_t drop(const Cutoff& cutoff, Stretch& stretch, float* left, uint64_t* bitmap) {
-  constexpr std::size_t kAhead = 16;
-  Dropped dropped;
-  const uint64_t equal = close_ranks(cutoff, stretch, dropped);
-  clear_dropped(stretch, dropped, bitmap);
   float* to = left + stretch.begin;
-  for (std::size_t j = 0; j < dropped.at.size(); ++j) {
-    if (j + kAhead < dropped.at.size()) __builtin_prefetch(to + dropped.at[j + kAhead], 1);
-    to[dropped.at[j]] = dropped.values[j];
+  for (uint64_t j = 0; j < out; ++j) {
+    if (j + kAhead < out) __builtin_prefetch(to + stretch.places[j + kAhead], 1);
+    const uint64_t at = stretch.begin + stretch.places[j];
+    bitmap[at / 64] &= ~(uint64_t{1} << at % 64);
+    left[at] = dropped[j];
   }
   return equal;
 }

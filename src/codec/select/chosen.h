@@ -19,6 +19,7 @@ namespace addend::select {
 struct Stretch {
   uint64_t begin = 0, end = 0;
   float* values = nullptr;
+  uint16_t* places = nullptr;  ///< after begin, of candidates
   uint64_t count = 0;
 };
 
@@ -26,7 +27,8 @@ uint64_t total_of(std::span<const Stretch> stretches);
 
 class Chosen {
  public:
-  Status reserve(uint64_t count);
+  /// `places`: of candidates that may have to go back.
+  Status reserve(uint64_t count, bool places);
   /// Of a step whose positions will be in this bitmap.
   void start(uint64_t* bitmap);
 
@@ -51,6 +53,7 @@ class Chosen {
   uint64_t room_ = 0;  // elements of a chunk
   uint64_t* bitmap_ = nullptr;
   Buffer values_;
+  Buffer places_;  // u16 for each of them, if any
   std::vector<uint64_t> counts_;
   std::vector<Stretch> stretches_;
 };
@@ -77,7 +80,8 @@ std::optional<Cutoff> cutoff_of_largest(const Candidates& candidates, uint64_t m
 std::optional<Cutoff> cutoff_above(const Candidates& candidates, uint64_t about, Scratch& scratch,
                                    uint64_t* nonfinite);
 
-/// Puts what does not travel back to `left`, and takes it from bitmap and values.
+/// Puts what does not travel back to `left`, and takes it from bitmap and values. REQUIRES: places;
+/// they are used up.
 void drop_beyond(const Cutoff& cutoff, std::span<Stretch> stretches, float* left, uint64_t* bitmap);
 
 }  // namespace addend::select

@@ -23,6 +23,8 @@ constexpr uint64_t kLeastPart = 2048;
 // What is left is sampled for the report: so many stretches of it, others each step.
 constexpr uint64_t kStretch = 2048, kSampled = 128;
 
+constexpr uint32_t kInfinity = 0x7F800000;
+
 uint32_t magnitude_bits(float x) { return addend_f32_bits(x) & 0x7FFFFFFF; }
 double square(float x) { return static_cast<double>(x) * static_cast<double>(x); }
 
@@ -39,6 +41,14 @@ double energy_of(const float* x, uint64_t count) {
   return finite;
 }
 
+// While residuals grow, cuts rise, in each step by less: like 1/2, 1/3, 1/4 of what is there. The
+// next rise is then at least 5/8 of the last, and a guess that reaches so far has few candidates
+// too many.
+uint32_t guess_of(uint32_t cut, int64_t rise, uint32_t margin) {
+  const int64_t expected = rise > 0 ? rise * 5 / 8 : rise;
+  return static_cast<uint32_t>(std::clamp<int64_t>(cut + expected - margin, 1, kInfinity));
+}
+
 void clear_bits(uint64_t begin, uint64_t end, uint64_t* bitmap) {
   for_each_piece(begin, end, [&](uint64_t at, uint64_t bits) {
     bitmap[at / 64] &= ~(low_mask(bits) << at % 64);
@@ -50,14 +60,14 @@ void clear_bits(uint64_t begin, uint64_t end, uint64_t* bitmap) {
 bool SelectCodec::take_above_last_cut(Part& part) {
   const bool by_bins = options_.selector == Selector::kThreshold;
   if (part.cut == 0 || part.count() < kLeastPart) return false;
-  uint32_t least = std::max(part.cut - std::min(part.margin, part.cut), 1u);
+  uint32_t least = guess_of(part.cut, part.rise, part.margin);
   if (by_bins) least = std::max(Histogram::least_bits(least >> Histogram::kShift), 1u);
   const std::span<Stretch> stretches = chosen_.stretches(part.begin, part.end);
   for_each_chunk(stretches.size(), [&](uint64_t s, uint32_t) {
     Stretch& stretch = stretches[s];
     stretch.count = take_large(addends(), least,
                                {stretch.begin, stretch.end, sums_.as<float>(), chosen_.bitmap(),
-                                stretch.values, streams()});
+                                stretch.values, streams(), stretch.places});
   });
   const Candidates candidates{stretches, least, part.count()};
   const uint64_t found = total_of(stretches);
@@ -88,6 +98,7 @@ void SelectCodec::learn_cut(Part& part, std::span<const Stretch> kept, uint64_t 
     for (uint64_t j = 0; j < stretch.count; ++j)
       least = std::min(least, magnitude_bits(stretch.values[j]));
   }
+  part.rise = count == 0 || part.cut == 0 ? 0 : int64_t{least} - int64_t{part.cut};
   part.cut = count == 0 ? 0 : least;
   if (part.margin == 0) part.margin = kFirstMargin;
   if (candidates == 0) return;

@@ -43,7 +43,10 @@ Status SelectCodec::set_up() {
   const uint64_t count = layout().count;
   ADDEND_TRY(residual_.reserve(Feedback::kFloat, count, 0));
   ADDEND_TRY(sums_.reserve(count * 4));
-  ADDEND_TRY(chosen_.reserve(count));
+  const bool guesses = options_.selector == Selector::kTopk ||
+                       options_.selector == Selector::kThreshold ||
+                       options_.selector == Selector::kLeader;
+  ADDEND_TRY(chosen_.reserve(count, guesses));
   if (!has_velocity()) return {};
   ADDEND_TRY(velocity_.reserve(count * 4));
   ADDEND_TRY(next_velocity_.reserve(count * 4));

@@ -39,6 +39,7 @@ class SelectCodec : public FeedbackCodec, public ReadableResidual {
     /// Where the last step cut, bits of a magnitude, and by how much less the next one may: what is
     /// larger is looked at, so that one pass does. No result depends on it. 0: nothing is known.
     uint32_t cut = 0, margin = 0;
+    int64_t rise = 0;  ///< of the cut, over the one before
     uint64_t count() const { return end - begin; }
   };
 

@@ -33,19 +33,20 @@ using MaskBits = std::conditional_t<HWY_MAX_BYTES <= 32, uint8_t,
 
 // The elements of a word of the bitmap. Two without asking whether there are so many: at a percent
 // there are seldom more, and a branch would be guessed wrong every other word.
-template <DType kType>
-HWY_INLINE uint64_t append_word(const Addends& a, uint64_t word, uint64_t base,
-                                float* HWY_RESTRICT values) {
-  const auto sum_at = [&](uint64_t i)
-                          HWY_ATTR { return load_float(kType, a.gradient, i) + a.residual[i]; };
-  uint64_t taken = 0;
+template <DType kType, bool kMarked>
+HWY_INLINE uint64_t append_word(const Addends& a, uint64_t word, uint64_t base, const Taking& to,
+                                uint64_t taken) {
+  const auto append = [&](uint64_t i) HWY_ATTR {
+    to.values[taken] = load_float(kType, a.gradient, i) + a.residual[i];
+    if constexpr (!kMarked) to.places[taken] = static_cast<uint16_t>(i - to.begin);
+  };
   for (uint64_t s = 0; s < select::kSpare; ++s) {
-    values[taken] = sum_at(base + static_cast<uint64_t>(std::countr_zero(word)) % 64);
+    append(base + static_cast<uint64_t>(std::countr_zero(word)) % 64);
     taken += word != 0 ? 1 : 0;
     word &= word - 1;
   }
-  for (; word != 0; word &= word - 1)
-    values[taken++] = sum_at(base + static_cast<uint64_t>(std::countr_zero(word)));
+  for (; word != 0; word &= word - 1, ++taken)
+    append(base + static_cast<uint64_t>(std::countr_zero(word)));
   return taken;
 }
 
@@ -83,7 +84,7 @@ HWY_INLINE uint64_t take_type(const Addends& a, uint32_t least, const Taking& to
       }
     }
     if constexpr (!kMarked) to.bitmap[i / 64] = word;
-    taken += append_word<kType>(a, word, i, to.values + taken);
+    taken = append_word<kType, kMarked>(a, word, i, to, taken);
   }
   if (kMarked) *finite = hn::AllTrue(d, all);
   if (kStream) hwy::FlushStream();
@@ -137,7 +138,9 @@ uint64_t take_each(const Addends& a, uint32_t least, const Taking& to, bool* fin
     if (least > 0 && (addend_f32_bits(e) & 0x7FFFFFFF) >= least) set_bit(to.bitmap, i);
     const bool takes = test_bit(to.bitmap, i);
     to.left[i] = takes ? 0.0f : e;
-    if (takes) to.values[taken++] = e;
+    if (!takes) continue;
+    if (least > 0) to.places[taken] = static_cast<uint16_t>(i - to.begin);
+    to.values[taken++] = e;
   }
   return taken;
 }
@@ -156,6 +159,11 @@ uint64_t take(const Addends& a, uint32_t least, const Taking& to, bool* finite, 
     bool mine = true;
     const uint64_t taken = run(a, least, part, &mine);
     part.values += taken;
+    if (least > 0) {
+      for (uint64_t j = 0; j < taken; ++j)
+        part.places[j] = static_cast<uint16_t>(part.places[j] + (begin - to.begin));
+      part.places += taken;
+    }
     *finite = *finite && mine;
     return taken;
   };

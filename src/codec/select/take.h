@@ -17,12 +17,13 @@ struct Taking {
   uint64_t* bitmap = nullptr;  ///< bit i: element i is taken
   float* values = nullptr;     ///< the e that are taken, in order; room for kSpare more
   bool stream = false;         ///< what is left goes past the caches
+  uint16_t* places = nullptr;  ///< of take_large: where they were, after begin; room likewise
 };
 inline constexpr uint64_t kSpare = 2;
 
 /// Takes elements whose bits without the sign are at least `least`, and sets their bits. Returns
 /// how many. REQUIRES: a residual; the bits of the range are clear; least >= 1; `left` overlaps
-/// neither gradient nor residual.
+/// neither gradient nor residual; the range is no longer than 2^16.
 uint64_t take_large(const Addends& addends, uint32_t least, const Taking& to);
 
 /// Takes those whose bits are set; `finite`: whether all elements are. Returns how many. REQUIRES:

@@ -23,15 +23,16 @@ constexpr float kNothing = 12345;
 // What a pass writes, over what was there before.
 struct Written {
   explicit Written(const std::vector<uint64_t>& marked)
-      : bitmap(marked), values(kCount + kSpare, kNothing) {
+      : bitmap(marked), values(kCount + kSpare, kNothing), places(kCount + kSpare) {
     EXPECT_TRUE(left.reserve(kCount * 4));  // streams want whole vectors
     std::fill_n(left.as<float>(), kCount, kNothing);
   }
   Taking taking(uint64_t begin, uint64_t end, bool stream) {
-    return {begin, end, left.as<float>(), bitmap.data(), values.data(), stream};
+    return {begin, end, left.as<float>(), bitmap.data(), values.data(), stream, places.data()};
   }
   std::vector<uint64_t> bitmap;
   std::vector<float> values;
+  std::vector<uint16_t> places;
   Buffer left;
 };
 
@@ -80,6 +81,12 @@ TEST_P(Take, WritesTheSameOnEveryTarget) {
         ASSERT_EQ(test_bit(expected.bitmap.data(), i), std::fabs(e) >= least);
         ASSERT_TRUE(same(expected.left.as<float>()[i], std::fabs(e) >= least ? 0.0f : e));
       }
+      for (uint64_t j = 0; j < taken; ++j) {
+        const uint64_t i = begin + expected.places[j];
+        const float e = load_float(GetParam(), gradient_.data(), i) + residual_[i];
+        ASSERT_TRUE(same(expected.values[j], e));
+        ASSERT_TRUE(j == 0 || expected.places[j - 1] < expected.places[j]);
+      }
       for (const std::string& target : simd_targets()) {
         ASSERT_TRUE(force_simd_target(target));
         Written found(none);
@@ -87,6 +94,9 @@ TEST_P(Take, WritesTheSameOnEveryTarget) {
         ASSERT_EQ(take_large(addends(), addend_f32_bits(least), found.taking(begin, end, stream)),
                   taken);
         expect_same(found, expected, taken, target);
+        ASSERT_TRUE(
+            std::equal(found.places.begin(), found.places.begin() + taken, expected.places.begin()))
+            << target;
       }
     }
   }
