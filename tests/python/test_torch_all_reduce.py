@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import types
 from pathlib import Path
 from typing import Any, Callable
 
@@ -16,7 +17,9 @@ from tensors import HALVES, LOSSLESS, LOSSY, PLAIN, integers, seeded, torchs_sum
 
 import addend  # noqa: E402
 import addend.torch  # noqa: E402
+from addend.reducer import Link  # noqa: E402
 from addend.torch import Pending, _collectives, _specs, all_reduce, metrics  # noqa: E402
+from addend.torch._engine import Engine  # noqa: E402
 
 SHAPES = ((), (0,), (3, 0), (1,), (7,), (3, 5, 7), (1000,), (257, 64))
 FEW_SHAPES = ((), (0,), (3, 5, 7), (257, 64))
@@ -382,6 +385,32 @@ def test_a_group_of_one() -> None:
 )
 def test_few_bits_travel_as_indices(spec: str, travels_as: str) -> None:
     assert _specs.tuned(spec) == travels_as
+
+
+# Eighteen ranks are the fewest whose whole sums would take 16 bits.
+@pytest.mark.parametrize(
+    ("spec", "world", "on_device", "travels_as"),
+    [
+        ("quant", 17, False, "TABLE_SUM_U8"),
+        ("quant", 18, False, "NARROW_SUM_8_8"),
+        ("quant", 18, True, "TABLE_SUM_U16"),
+        ("quant:bits=4", 18, False, "TABLE_SUM_U16"),
+        ("quant:feedback=float", 18, False, "TABLE_SUM_U16"),
+    ],
+)
+def test_sums_of_many_ranks_come_back_in_eight_bits_unless_one_is_on_a_device(
+    spec: str, world: int, on_device: bool, travels_as: str
+) -> None:
+    engine: Any = types.SimpleNamespace(
+        world=world, rank=0, link=Link(), way="mesh", on_device=on_device
+    )
+    gradient = torch.ones(4096)
+    with Engine.make_codec(engine, _specs.tuned(spec), gradient, 4096) as codec:
+        codec.begin(gradient.data_ptr())
+        codec.next_round()  # the norms
+        levels = codec.next_round()
+        assert levels is not None
+        assert levels.planes[0].op.name == travels_as
 
 
 def test_the_first_pattern_that_matches_a_name_counts() -> None:

@@ -159,6 +159,9 @@ class Engine:
             latency_us=self.link.latency_us,
             gbit_per_s=self.link.gbit_per_s,
             gathers=self.way == "mesh",
+            # Ranks, and servers that take `quant`, add narrow sums; devices do not, wherever the
+            # others are.
+            narrows=not self.on_device,
             device="cuda" if there else "cpu",
             stream=side_stream(like.device).cuda_stream if there else 0,
             **named,

@@ -33,17 +33,20 @@ bool gives(const CodecSpec& spec, std::string_view key) {
 }
 
 // The most bits that cost no more than four: what fits the lane that four need. Where that is 16
-// bits wide, sums that are narrowed to eight cost half of it, if whoever adds can do that. With
-// feedback they are whole: nobody would keep what narrowing loses.
+// bits wide, sums that are narrowed to eight cost half of it, if whoever adds can do that; they are
+// table sums, so a spec that names indices may have them, too. With feedback they are whole: nobody
+// would keep what narrowing loses.
 Status fill_lane(Options& options, const Layout& layout, const CodecSpec& spec) {
   const Result<Lane> lane = narrowest_lane((1u << options.bits) - 1, layout.world);
   ADDEND_TRY(lane);
+  const bool indices = options.carrier == Carrier::kIndices;
+  const bool narrow = *lane == Lane::kU16 && layout.network.narrows && !gives(spec, "down") &&
+                      (indices || !gives(spec, "carrier")) && options.feedback == Feedback::kNone;
+  if (indices && !narrow) return {};
   while (options.bits < kMaxBits &&
          layout.world * ((uint64_t{2} << options.bits) - 1) <= lane_limit(*lane))
     ++options.bits;
-  const bool open =
-      !gives(spec, "down") && !gives(spec, "carrier") && options.feedback == Feedback::kNone;
-  if (open && *lane == Lane::kU16 && layout.network.narrows) {
+  if (narrow) {
     options.carrier = Carrier::kIndices;
     options.down = 8;
   }
@@ -164,9 +167,10 @@ Result<Options> read_options(const CodecSpec& spec, const Layout& layout) {
   const auto norms = read_choice(spec, help[13], 0);
   ADDEND_TRY(norms);
   options.norms = static_cast<Norms>(*norms);
-  options.fills_lane = !gives(spec, "bits") && options.carrier == Carrier::kLevels &&
-                       options.levels == Levels::kTable && options.granularity == 0;
-  if (options.fills_lane) ADDEND_TRY(fill_lane(options, layout, spec));
+  const bool open =
+      !gives(spec, "bits") && options.levels == Levels::kTable && options.granularity == 0;
+  options.fills_lane = open && options.carrier == Carrier::kLevels;
+  if (open) ADDEND_TRY(fill_lane(options, layout, spec));
   ADDEND_TRY(check(options, layout));
   return options;
 }

@@ -102,14 +102,20 @@ TEST(QuantOptions, WithoutBitsSumsOfManyWorkersAreNarrowedWhereThatCanBe) {
   for (const uint32_t world : {2u, 8u, 17u})
     EXPECT_EQ(lane_of("quant", world, narrows), Op::kSumU8) << "nothing to save";
   for (const uint32_t world : {18u, 64u, 257u, 2114u}) {
-    EXPECT_EQ(lane_of("quant", world, narrows), Op::kNarrowSum88) << world;
+    for (const char* spec : {"quant", "quant:carrier=indices"})
+      EXPECT_EQ(lane_of(spec, world, narrows), Op::kNarrowSum88) << spec << " " << world;
     EXPECT_EQ(lane_of("quant", world), Op::kSumU16) << world;
   }
   EXPECT_EQ(lane_of("quant", 4369, narrows), Op::kNarrowSum48) << "16 bits hold sums of four";
   EXPECT_EQ(lane_of("quant", 4370, narrows), Op::kSumI32) << "16 bits do not hold the sums";
   for (const char* spec : {"quant:bits=4", "quant:carrier=levels", "quant:down=full"})
     EXPECT_EQ(lane_of(spec, 18, narrows), Op::kSumU16) << spec << " says what it wants";
-  EXPECT_EQ(lane_of("quant:carrier=indices", 18, narrows), Op::kTableSumU16);
+  for (const char* spec : {"bits=4", "down=full", "feedback=float"}) {
+    EXPECT_EQ(lane_of(std::string("quant:carrier=indices,") + spec, 18, narrows), Op::kTableSumU16)
+        << spec;
+  }
+  EXPECT_EQ(lane_of("quant:carrier=indices", 18), Op::kTableSumU16);
+  EXPECT_EQ(lane_of("quant:carrier=indices", 17, narrows), Op::kTableSumU8);
   for (const char* spec : {"quant:feedback=float", "quant:feedback=byte"})
     EXPECT_EQ(lane_of(spec, 18, narrows), Op::kSumU16) << spec << " owns every rounding";
 }
