@@ -111,7 +111,8 @@ class QuantCodec final : public QuantPlan {
   const float* read_after(uint64_t b) const;
   void encode_block(Scratch& mine, uint64_t b, Carrier as, uint8_t* out);
   void draft_residual(Scratch& mine, uint64_t b, Carrier as, const uint8_t* coded);
-  bool streams() const { return layout().count * 4 >= index::kStreamBytes; }
+  // Whether what blocks become is not read soon; the union's values are scattered at once.
+  bool streams() const { return !indexed() && layout().count * 4 >= index::kStreamBytes; }
   void fill_lanes(Scratch& mine, uint64_t b);
   void fill_narrow(Scratch& mine, uint64_t b, uint8_t* out);
   void fill_gaps(LanePlane& plane);
