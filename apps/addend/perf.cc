@@ -114,6 +114,7 @@ nlohmann::json row_json(const PerfRow& row) {
       {"union_density", row.union_density},
       {"wire_bytes", row.wire_bytes},
       {"time_us", row.time_us},
+      {"mean_us", row.mean_us},
       {"algbw_gb_per_s", row.algbw},
       {"busbw_gb_per_s", row.busbw},
       {"times_dense", row.vs_dense},

@@ -5,6 +5,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "apps/addend/codecs.h"
@@ -56,6 +57,7 @@ class SizeRun {
 
     const Report& report = (*worker)->codec(0).report();
     PerfRow row = make_row(median({times.begin(), times.end()}));
+    row.mean_us = std::accumulate(times.begin(), times.end(), 0.0) / plan_.iterations;
     row.codec = spec.to_string();
     row.mode = report.mode;
     row.fallback = report.fallback;

@@ -37,6 +37,7 @@ struct PerfRow {
   double union_density = 0;
   uint64_t wire_bytes = 0;
   double time_us = 0;   ///< median over iterations of the slowest rank's time
+  double mean_us = 0;   ///< mean over iterations of the same, stalls and all
   double algbw = 0;     ///< GB/s: dense bytes / time
   double busbw = 0;     ///< algbw * 2 (n - 1) / n
   double vs_dense = 0;  ///< dense's time / this time, in the same run

@@ -180,6 +180,8 @@ class PerfTest(AddendTest):
             "perf", "-b", "1M", "-e", "1M", "-w", 1, "-n", 1, "--density", density, *arguments
         )["results"]
         self.assertEqual([row["wrong"] for row in found], [0] * len(found), found)
+        # Of one step.
+        self.assertEqual([row["mean_us"] for row in found], [row["time_us"] for row in found])
         return [row["nmse"] for row in found]
 
     def test_more_bits_less_error(self) -> None:

@@ -92,14 +92,14 @@ class Network:
     and fd77:W::2.
     """
 
-    def __init__(self, workers: int, bad_wire: Sequence[object] = ()) -> None:
+    def __init__(self, workers: int, bad_wire: Sequence[object] = (), seed: int = 0) -> None:
         """Links are plain, or `bad_wire`: the program of that name with its options but the seed,
-        which is another for each.
+        which is another for each of them and each `seed` here.
         """
         # Namespaces outlive their maker, so one that is told to stop cleans up first.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         self.name = f"addend{os.getpid()}"
-        self.workers, self.bad_wire = workers, bad_wire
+        self.workers, self.bad_wire, self.seed = workers, bad_wire, seed
         self.server_space = self.name + "s"
         self.processes: list[subprocess.Popen[str]] = []
         run("ip", "netns", "add", self.server_space)
@@ -112,7 +112,7 @@ class Network:
         self.hosts.append(space)
         run("ip", "netns", "add", space)
         if self.bad_wire:
-            self._start_wire(space, port, subnet)
+            self._start_wire(space, port, 1000 * self.seed + subnet + 1)
         else:
             run(
                 *shlex.split(
@@ -128,7 +128,7 @@ class Network:
             self.inside(where, "ip", "link", "set", device, "up")
 
     def _start_wire(self, space: str, port: str, seed: int) -> None:
-        command = [*self.bad_wire, "--seed", seed + 1, f"{self.server_space}/{port}:{space}/w"]
+        command = [*self.bad_wire, "--seed", seed, f"{self.server_space}/{port}:{space}/w"]
         process = subprocess.Popen(
             [str(word) for word in command],
             stdout=subprocess.PIPE,
@@ -276,15 +276,17 @@ class Service:
             *shlex.split(f"perf --reducer service {words}"),
         )
 
-    def measure(self, world: int, options: str) -> dict[str, float]:
-        """Seconds of a step by codec, of all workers together; answers checked."""
+    def measure(self, world: int, options: str, field: str = "time_us") -> dict[str, float]:
+        """Seconds of a step (the median one, or `mean_us`) by codec, of all workers together;
+        answers checked.
+        """
         processes = [self.worker(number, world, options + " --json") for number in range(world)]
         outputs = [process.communicate(timeout=900) for process in processes]
         if any(process.returncode != 0 for process in processes):
             raise RuntimeError(str(outputs))
         rows = json.loads(outputs[0][0])["results"]
         assert all(row["wrong"] == 0 for row in rows), rows
-        return {row["codec"]: row["time_us"] / 1e6 for row in rows}
+        return {row["codec"]: row[field] / 1e6 for row in rows}
 
     def _start(self) -> subprocess.Popen[str]:
         process = self.network.start(
