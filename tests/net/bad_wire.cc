@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // A long and bad wire: pairs of TUN devices in network namespaces, and every packet that goes into
-// one comes out of the other after a delay, unless it is lost. Devices have no offloads, so what
-// arrives here is as long as the MTU at most.
+// one comes out of the other after a delay, unless it is lost. Where the kernel can, datagrams that
+// were sent together pass as one super-packet, or this program would be the slowest part of the
+// path; faults are drawn for each of them all the same.
 //
 //   bad_wire [--delay-us N] [--loss-ppm N] [--duplicate-ppm N] [--swap-ppm N] [--seed N]
 //            SPACE/DEVICE:SPACE/DEVICE ...
 //
 // Says "ready" when the devices are there; they go when it ends. Only UDP is lost, doubled and
 // swapped (held back by a quarter of the delay): the control plane is not what is measured.
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdint>
@@ -21,6 +23,7 @@
 #include <fcntl.h>
 #include <linux/if.h>
 #include <linux/if_tun.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sched.h>
 #include <sys/ioctl.h>
@@ -31,6 +34,16 @@
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+// Of Linux 6.2: TUN_F_USO4 and TUN_F_USO6, which go together, and VIRTIO_NET_HDR_GSO_UDP_L4.
+constexpr unsigned kSuperPackets = 0x20 | 0x40;
+constexpr uint8_t kSuperPacket = 5;
+
+// virtio_net_hdr, whose header is not C++.
+struct KernelHeader {
+  uint8_t flags, super;
+  uint16_t head_bytes, segment_bytes, sum_start, sum_offset;
+};
 
 struct Faults {
   std::chrono::nanoseconds delay{0};
@@ -66,19 +79,88 @@ int open_device(const std::string& place) {
   if (home < 0 || space < 0 || setns(space, CLONE_NEWNET) != 0) fail(path);
   const int device = open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC);
   ifreq request{};
-  request.ifr_flags = IFF_TUN | IFF_NO_PI;
+  request.ifr_flags = IFF_TUN | IFF_NO_PI | IFF_VNET_HDR;
   std::snprintf(request.ifr_name, sizeof(request.ifr_name), "%s", place.c_str() + slash + 1);
   if (device < 0 || ioctl(device, TUNSETIFF, &request) != 0) fail(place);
+  // Without super-packets (before Linux 6.2) the kernel splits them.
+  if (ioctl(device, TUNSETOFFLOAD, TUN_F_CSUM | kSuperPackets) != 0 &&
+      ioctl(device, TUNSETOFFLOAD, TUN_F_CSUM) != 0)
+    fail("offloads of " + place);
   if (setns(home, CLONE_NEWNET) != 0) fail("going home");
   close(space);
   close(home);
   return device;
 }
 
-bool is_udp(const std::vector<uint8_t>& packet) {
-  if (packet.size() < 40) return packet.size() >= 20 && packet[0] >> 4 == 4 && packet[9] == 17;
-  return packet[0] >> 4 == 4 ? packet[9] == 17 : packet[6] == 17;
+uint16_t word(const uint8_t* at) { return static_cast<uint16_t>(at[0] << 8 | at[1]); }
+
+void put_word(uint8_t* at, uint32_t value) {
+  at[0] = static_cast<uint8_t>(value >> 8);
+  at[1] = static_cast<uint8_t>(value);
 }
+
+// The sum of 16-bit words (RFC 1624) where one of them has become another.
+uint32_t changed_sum(uint32_t sum, uint16_t old_word, uint16_t new_word) {
+  sum += (old_word ^ 0xffffu) + new_word;
+  sum = (sum & 0xffff) + (sum >> 16);
+  return (sum & 0xffff) + (sum >> 16);
+}
+
+// UDP datagrams as a device hands them over: the kernel's header, that of IP, that of UDP with the
+// sum of its pseudo-header, and payloads, all but the last of one length.
+class Datagrams {
+ public:
+  explicit Datagrams(const std::vector<uint8_t>& packet) : packet_(packet) {
+    constexpr std::size_t kKernel = sizeof(KernelHeader);
+    if (packet.size() < kKernel + 28) return;
+    const bool v4 = packet[kKernel] >> 4 == 4;
+    udp_ = kKernel + (v4 ? 20 : 40);
+    if (packet[kKernel + (v4 ? 9 : 6)] != IPPROTO_UDP || packet.size() < udp_ + 8) return;
+    KernelHeader header;
+    std::memcpy(&header, packet.data(), sizeof(header));
+    const std::size_t payload = packet.size() - udp_ - 8;
+    segment_ =
+        header.super == kSuperPacket ? header.segment_bytes : std::max<std::size_t>(payload, 1);
+    count_ = std::max<std::size_t>((payload + segment_ - 1) / segment_, 1);
+  }
+
+  /// 0: it is no UDP.
+  std::size_t count() const { return count_; }
+
+  /// Some of them as a packet of their own.
+  std::vector<uint8_t> cut(std::size_t first, std::size_t count) const {
+    if (count == count_) return packet_;
+    const auto head = packet_.begin() + static_cast<std::ptrdiff_t>(udp_) + 8;
+    std::vector<uint8_t> made(packet_.begin(), head);
+    const std::size_t payload = packet_.size() - made.size();
+    made.insert(made.end(), head + static_cast<std::ptrdiff_t>(first * segment_),
+                head + static_cast<std::ptrdiff_t>(std::min((first + count) * segment_, payload)));
+    if (count == 1) {
+      KernelHeader header;
+      std::memcpy(&header, made.data(), sizeof(header));
+      header.super = 0;
+      header.segment_bytes = 0;
+      std::memcpy(made.data(), &header, sizeof(header));
+    }
+    uint8_t* ip = made.data() + sizeof(KernelHeader);
+    uint8_t* udp = made.data() + udp_;
+    const auto length = static_cast<uint16_t>(made.size() - udp_);
+    put_word(udp + 6, changed_sum(word(udp + 6), word(udp + 4), length));
+    put_word(udp + 4, length);
+    if (ip[0] >> 4 == 4) {
+      const auto all = static_cast<uint16_t>(length + 20);
+      put_word(ip + 10, ~changed_sum(word(ip + 10) ^ 0xffffu, word(ip + 2), all));
+      put_word(ip + 2, all);
+    } else {
+      put_word(ip + 4, length);
+    }
+    return made;
+  }
+
+ private:
+  const std::vector<uint8_t>& packet_;
+  std::size_t udp_ = 0, segment_ = 1, count_ = 0;
+};
 
 class BadWire {
  public:
@@ -115,20 +197,34 @@ class BadWire {
   }
 
   void take_all(std::size_t end) {
-    std::array<uint8_t, 65536> bytes;
-    const int to = ends_[end ^ 1].fd;
+    std::array<uint8_t, sizeof(KernelHeader) + 65536> bytes;
+    to_ = ends_[end ^ 1].fd;
     while (true) {
       const ssize_t length = read(ends_[end].fd, bytes.data(), bytes.size());
       if (length <= 0) return;
-      Packet packet{
-          Clock::now() + faults_.delay, ++order_, to, {bytes.data(), bytes.data() + length}};
-      if (is_udp(packet.bytes)) {
-        if (happens(faults_.loss_ppm)) continue;
-        if (happens(faults_.duplicate_ppm)) under_way_.push(packet);
-        if (happens(faults_.swap_ppm)) packet.due += faults_.delay / 4;
-      }
-      under_way_.push(std::move(packet));
+      take({bytes.data(), bytes.data() + length});
     }
+  }
+
+  void take(const std::vector<uint8_t>& packet) {
+    const auto due = Clock::now() + faults_.delay;
+    const Datagrams datagrams(packet);
+    if (datagrams.count() == 0) return push(packet, due);
+    std::size_t whole = 0;  // the first of those that go on together
+    for (std::size_t i = 0; i < datagrams.count(); ++i) {
+      const bool lost = happens(faults_.loss_ppm);
+      if (!lost && happens(faults_.duplicate_ppm)) push(datagrams.cut(i, 1), due);
+      const bool late = !lost && happens(faults_.swap_ppm);
+      if (!lost && !late) continue;
+      if (late) push(datagrams.cut(i, 1), due + faults_.delay / 4);
+      if (i > whole) push(datagrams.cut(whole, i - whole), due);
+      whole = i + 1;
+    }
+    if (whole < datagrams.count()) push(datagrams.cut(whole, datagrams.count() - whole), due);
+  }
+
+  void push(std::vector<uint8_t> bytes, Clock::time_point due) {
+    under_way_.push({due, ++order_, to_, std::move(bytes)});
   }
 
   void deliver() {
@@ -144,6 +240,7 @@ class BadWire {
   Faults faults_;
   std::vector<pollfd> ends_;  // in pairs
   std::priority_queue<Packet, std::vector<Packet>, std::greater<>> under_way_;
+  int to_ = -1;  // where what is taken goes
   uint64_t draws_ = 0, order_ = 0, swallowed_ = 0;
 };
 
