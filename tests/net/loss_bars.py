@@ -25,7 +25,7 @@ FULL = {
     0.2: {256 * KIB: 200, 8 * MIB: 10, 64 * MIB: 2},
     2: {256 * KIB: 200, 8 * MIB: 10, 64 * MIB: 2},
     20: {256 * KIB: 60, 8 * MIB: 5, 64 * MIB: 2},
-    80: {256 * KIB: 40, 8 * MIB: 3, 64 * MIB: 1},
+    80: {256 * KIB: 30, 8 * MIB: 3, 64 * MIB: 1},
 }
 Cell = tuple[str, int]  # a codec and a size
 

@@ -96,6 +96,7 @@ class Wire {
   }
 
   void set_round_trip(uint64_t ns) { link_.round_trip_ns = ns; }
+  void set_jitter(uint64_t ns) { link_.jitter_ns = ns; }
 
   /// One step of rounds of so many chunks; returns the seconds until the last worker that was not
   /// stopped has all, or until the epoch has ended.

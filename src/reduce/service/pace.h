@@ -37,6 +37,12 @@ class Pace {
   uint64_t reorder_ns() const {
     return std::max(std::min(least_ns(), smoothed_ns_) / 4, kLeastReorderNs);
   }
+  /// How long a chunk that was overtaken is waited for before it counts as lost. Where a thousand
+  /// came back in the order in which they were sent, no longer: all of a short round come back
+  /// together, so whatever is waited then is added to the round.
+  uint64_t overtaken_ns() const { return in_order_ < kInOrder ? reorder_ns() : 0; }
+  /// One that was overtaken came back by itself.
+  void swapped() { in_order_ = 0; }
   /// The shortest round trip of late, because a path may become longer. By time and not by chunks:
   /// a full window stands in the same queue for thousands of them.
   uint64_t least_ns() const { return std::min(least_ns_, earlier_least_ns_); }
@@ -46,7 +52,7 @@ class Pace {
   /// loss without one a round trip.
   bool copies() const {
     return since_loss_ < kRemembered && least_ns() >= kLongPathNs &&
-           smoothed_ns_ <= least_ns() + least_ns() / 4;
+           smoothed_ns_ <= least_ns() + least_ns() / 2;
   }
   void lost() { since_loss_ = 0; }
 
@@ -75,6 +81,7 @@ class Pace {
   void progressed() {
     window_ = std::min(window_ + 1, most_);
     ++since_loss_;
+    ++in_order_;
   }
   /// Nothing came back for long.
   void silent() { window_ = std::max(window_ / 2, std::min(most_, kLeastWindow)); }
@@ -86,13 +93,14 @@ class Pace {
 
   static constexpr uint64_t kLongPathNs = 1'000'000;
   static constexpr uint64_t kLateNs = 5'000'000'000;
-  static constexpr uint64_t kRemembered = 4096;  // chunks for which a loss counts
+  // Chunks for which a loss counts, and a swap.
+  static constexpr uint64_t kRemembered = 4096, kInOrder = 1024;
 
   uint32_t most_, window_;
   uint64_t smoothed_ns_ = 0, deviation_ns_ = 0;
   uint64_t least_ns_ = ~uint64_t{0}, since_ns_ = 0;  // the least, and since when
   uint64_t earlier_least_ns_ = ~uint64_t{0};         // that of the time before
-  uint64_t since_loss_ = kRemembered;
+  uint64_t since_loss_ = kRemembered, in_order_ = 0;
 };
 
 }  // namespace addend::service_client

@@ -49,6 +49,21 @@ TEST(Pace, NeverWaitsLessThanARoundTripTakes) {
   EXPECT_EQ(pace.timeout_ns(5), pace.timeout_ns(0));
 }
 
+TEST(Pace, WaitsForWhatWasOvertakenOnlyWhereSomethingWasSwappedOfLate) {
+  Pace pace(512);
+  pace.measured(2'000'000, 0);
+  const auto in_order = [&pace](int chunks) {
+    for (int i = 0; i < chunks; ++i)
+      pace.progressed();
+  };
+  in_order(1023);
+  EXPECT_EQ(pace.overtaken_ns(), 500'000u);
+  in_order(1);
+  EXPECT_EQ(pace.overtaken_ns(), 0u);
+  pace.swapped();
+  EXPECT_EQ(pace.overtaken_ns(), 500'000u);
+}
+
 // What waited for a stopped worker came back at its first try, too.
 TEST(Pace, OneLongWaitDoesNotMakeTheNextOneLong) {
   Pace pace(512);
@@ -105,6 +120,8 @@ TEST(Pace, CopiesAreForLongPathsThatLoseAndAreNotFull) {
   near.lost();
   EXPECT_TRUE(pace.copies());
   EXPECT_FALSE(near.copies());
+  pace.measured(16'000'000, 0);
+  EXPECT_TRUE(pace.copies());
   pace.measured(16'000'000, 0);
   EXPECT_FALSE(pace.copies());  // a queue
   for (int i = 0; i < 40; ++i)

@@ -205,7 +205,7 @@ void Stream::send_overtaken(uint64_t now_ns) {
     if (!state.busy() || state.tries == 0) continue;
     if (overtaken(slot)) {
       if (state.overtaken_ns == 0) state.overtaken_ns = now_ns;
-      const uint64_t lost_ns = state.overtaken_ns + pace_.reorder_ns();
+      const uint64_t lost_ns = state.overtaken_ns + pace_.overtaken_ns();
       if (now_ns >= lost_ns) {
         pace_.lost();
         send(slot, now_ns);
@@ -232,7 +232,8 @@ void Stream::send_copies(uint64_t now_ns) {
       next_copy_ns_ = std::min(next_copy_ns_, due_ns);
       continue;
     }
-    put(slot, ADDEND_FRAME_RESENT);
+    // Where none were sent in time (the path was full), an answer is about to come.
+    if (now_ns < due_ns + pace_.reorder_ns()) put(slot, ADDEND_FRAME_RESENT);
     state.copied = true;
   }
 }
@@ -325,11 +326,17 @@ Stream::Verdict Stream::receive(std::span<const uint8_t> datagram, uint64_t now_
 Stream::Verdict Stream::accept(const addend_frame_header& header, std::span<const uint8_t> sums,
                                uint64_t now_ns, Arrival& arrival) {
   Slot& state = states_[header.slot];
-  // Of a chunk that was sent twice nobody knows which one was answered.
+  // Of a chunk that was sent twice nobody knows which one was answered, unless it was too soon for
+  // the second.
   if (state.tries == 1) {
-    if (!overtaken(header.slot)) pace_.measured(now_ns - state.sent_ns, now_ns);
+    if (!overtaken(header.slot))
+      pace_.measured(now_ns - state.sent_ns, now_ns);
+    else
+      pace_.swapped();
     latest_back(header.slot) = std::max(latest_back(header.slot), state.order);
     in_need_ = 0;
+  } else if (now_ns < state.sent_ns + pace_.reorder_ns()) {
+    pace_.swapped();
   }
   pace_.progressed();
   progress_ns_ = now_ns;
