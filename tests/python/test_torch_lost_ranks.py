@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any, Callable
 
 import pytest
@@ -281,7 +280,7 @@ class Story:
 def await_failure(ranks: Ranks, expected: list[int]) -> None:
     """Waits until these ranks' steps have failed; fails with their stacks if that takes long."""
     try:
-        ranks.notes.wait([f"failed/{rank}" for rank in expected], timedelta(seconds=30))
+        ranks.notes.wait([f"failed/{rank}" for rank in expected])
     except RuntimeError:
         ranks.values()
         raise
