@@ -46,7 +46,7 @@ void spread(std::vector<double> elements, double backward_s, control::Job& job) 
     all += count;
   for (const double count : elements) {
     done += count;
-    job.buckets.push_back({count, backward_s * done / all});
+    job.buckets.push_back({count, backward_s * done / all, 0});
   }
 }
 
@@ -66,7 +66,9 @@ Status read_job(const std::string& path, control::Job& job) {
     const auto from = nlohmann::json::parse(*text);
     double last = 0;
     for (const auto& one : from.at("buckets")) {
-      const control::Load load{one.at("elements"), one.at("ready_s")};
+      const control::Load load{one.at("elements"), one.at("ready_s"), one.value("tables", 0.0)};
+      if (!(load.tables >= 0) || load.tables > load.elements)
+        throw std::runtime_error("more elements of tables than there are");
       if (!(load.elements > 0) || !(load.ready_s >= last))
         throw std::runtime_error("buckets that are empty, or not in the order they are ready in");
       last = load.ready_s;

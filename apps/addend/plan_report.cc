@@ -264,7 +264,8 @@ nlohmann::json plan_json(const PlanQuestion& question, const PlanAnswer& answer)
   for (const PlanRow& row : answer.rows)
     rows.push_back(row_json(question, row));
   for (const control::Load& load : question.job.buckets)
-    buckets.push_back({{"elements", load.elements}, {"ready_s", load.ready_s}});
+    buckets.push_back(
+        {{"elements", load.elements}, {"ready_s", load.ready_s}, {"tables", load.tables}});
   const Engine drawn = advice.engine;
   return {{"kind", "addend plan"},
           {"verdict", verdict(question, advice)},

@@ -91,6 +91,8 @@ struct Calibration {
 struct Load {
   double elements = 0;
   double ready_s = 0;
+  double tables = 0;  ///< of the elements, those of embedding tables: lossy codecs leave them to
+                      ///< `exact`
 };
 struct Job {
   std::vector<Load> buckets;            ///< in the order in which they are ready
@@ -99,8 +101,8 @@ struct Job {
   double union_density = std::nan("");  ///< measured; NaN: of workers whose positions are
                                         ///< independent
   /// Of a worker; 0: enough for everything at once. With one or less, backward pass and codecs take
-  /// turns; with less, codecs take longer by that, and times of the backward pass are those of
-  /// workers that share.
+  /// turns; with less, codecs take longer by that, workers wait for each other's turns, and times
+  /// of the backward pass are those of workers that share.
   double cores = 0;
 };
 

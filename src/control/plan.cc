@@ -11,6 +11,9 @@ namespace {
 
 constexpr double kSlowestLink = 125e3, kFastestLink = 1e12;  // bytes/s that are looked at
 constexpr uint32_t kMostWorkers = 4096;
+// For a core that another worker has, twice a step: before a sum is begun and before it is there. A
+// time slice of the kernel's.
+constexpr double kTurn_s = 3e-3;
 
 Line mix(const Line& a, const Line& b, double share) {
   return {a.fixed + share * (b.fixed - a.fixed), a.slope + share * (b.slope - a.slope)};
@@ -41,6 +44,13 @@ const CodecModel* find_exact(const Calibration& calibration) {
 struct Bill {
   double encode_s, decode_s;
   Traffic traffic;
+
+  void operator+=(const Bill& other) {
+    encode_s += other.encode_s;
+    decode_s += other.decode_s;
+    traffic.up += other.traffic.up;
+    traffic.down += other.traffic.down;
+  }
 };
 
 Bill bill(const CodecCost& cost, double elements) {
@@ -63,6 +73,14 @@ Bill bill_of(const CodecModel& codec, const CodecModel* exact, double density, d
   grow(own.traffic.up, less.traffic.up, more.traffic.up);
   grow(own.traffic.down, less.traffic.down, more.traffic.down);
   return own;
+}
+
+/// How much of the tables is non-zero somewhere, where all else is.
+double table_density(const Job& job, double all) {
+  double elements = 0, tables = 0;
+  for (const Load& load : job.buckets)
+    elements += load.elements, tables += load.tables;
+  return std::clamp((all * elements - (elements - tables)) / tables, 0.0, 1.0);
 }
 
 double density_of(const Job& job, const CodecModel& codec, uint32_t workers) {
@@ -202,8 +220,16 @@ Prediction predict(const Job& job, const Calibration& calibration, const CodecMo
   std::vector<Stages> all;
   all.reserve(job.buckets.size());
   double begun = 0;
+  // A ring is the framework's own, which knows no tables.
+  const bool spares =
+      codec.loss != Loss::kNone && exact != nullptr && network.engine != Engine::kRing;
   for (const Load& load : job.buckets) {
-    const Bill cost = bill_of(codec, exact, out.union_density, load.elements);
+    const double tables = spares ? load.tables : 0;
+    Bill cost = bill_of(codec, exact, out.union_density, load.elements - tables);
+    if (tables > 0) {
+      const double density = table_density(job, density_of(job, *exact, network.workers));
+      cost += bill(cost_at(*exact, density), tables);
+    }
     all.push_back(stages_of({job, calibration, network, form}, load, cost, codec.rounds));
     out.link_bytes += link_bytes(network, cost.traffic);
     const Stages& one = all.back();
@@ -213,8 +239,10 @@ Prediction predict(const Job& job, const Calibration& calibration, const CodecMo
       out.busy_s[lane] += stage(all.back(), static_cast<Lane>(lane));
   }
   const bool turns = job.cores > 0 && job.cores <= 1;
+  const bool shares = turns && job.cores < 1 && network.workers > 1;
+  const double fixed_s = job.rest_s + (shares ? 2 * kTurn_s * (1 / job.cores - 1) : 0);
   const auto end = [&](auto&& of) {
-    return (turns ? end_of_turns(all.size(), of) : end_of_lanes(all.size(), of)) + job.rest_s;
+    return (turns ? end_of_turns(all.size(), of) : end_of_lanes(all.size(), of)) + fixed_s;
   };
   out.step_s = end([&](uint64_t b) { return all[b]; });
   double shortest = std::numeric_limits<double>::infinity();

@@ -129,6 +129,27 @@ TEST(Predict, IsNeverFasterThanAnyLaneNorSlowerThanAllInARow) {
   }
 }
 
+TEST(Predict, LossyCodecsLeaveTablesToExact) {
+  Calibration calibration = two();
+  calibration.codecs[1].loss = Loss::kUnbiased;
+  CodecModel exact = calibration.codecs[0];
+  exact.spec = "exact";
+  exact.costs = {{0.1, {0, 1e-10}, {0, 1e-10}, {0, 0.4}, {0, 0.4}},
+                 {1, {0, 1e-9}, {0, 1e-9}, {0, 4}, {0, 4}}};
+  calibration.codecs.push_back(exact);
+  Job job = one_bucket(1e7, 0);
+  job.union_density = 0.28;
+  job.buckets[0].tables = 8e6;  // of which a tenth is there, if all of the rest is
+  const CodecModel& codec = calibration.codecs[1];
+  for (const Engine engine : {Engine::kMesh, Engine::kRing}) {
+    const Network network = network_of(engine, 2, 8, 0);
+    const double seen = predict(job, calibration, codec, network).link_bytes;
+    const double lossy = codec.costs[0].up_bytes.slope;
+    const double whole = engine == Engine::kRing ? 1e7 * lossy : 2e6 * lossy + 8e6 * 0.4;
+    EXPECT_NEAR(seen, whole, 1) << engine_name(engine);
+  }
+}
+
 // On one core codecs add to the backward pass; on half of one they also take twice as long.
 TEST(Predict, WhereWorkersShareCoresBackwardAndCodecsTakeTurns) {
   std::mt19937 draw(16);
@@ -149,7 +170,7 @@ TEST(Predict, WhereWorkersShareCoresBackwardAndCodecsTakeTurns) {
     EXPECT_GE(turns.step_s, alone.step_s - 1e-12) << i;
     EXPECT_GE(turns.step_s, work(turns) + job.rest_s - 1e-12) << i;
     EXPECT_LE(turns.step_s, work(turns) + turns.busy_s[2] + job.rest_s + 1e-12) << i;
-    EXPECT_GE(half.step_s, work(half) + job.rest_s - 1e-12) << i;
+    EXPECT_GE(half.step_s, work(half) + job.rest_s + 6e-3 - 1e-12) << "and turns are waited for";
     EXPECT_NEAR(half.busy_s[1], 2 * turns.busy_s[1], 1e-12) << i;
     EXPECT_EQ(half.busy_s[0], turns.busy_s[0]) << "measured where they share already";
   }

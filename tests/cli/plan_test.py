@@ -258,7 +258,10 @@ class GradientsTest(PlanTest):
 
     def test_reads_what_advise_records(self) -> None:
         job = self.folder / "job.json"
-        buckets = [{"elements": 1e6, "ready_s": 0.01}, {"elements": 2e6, "ready_s": 0.05}]
+        buckets = [
+            {"elements": 1e6, "ready_s": 0.01, "tables": 0.0},
+            {"elements": 2e6, "ready_s": 0.05, "tables": 1e6},
+        ]
         job.write_text(json.dumps({"buckets": buckets, "rest_s": 0.002, "density": 0.5}))
         document = self.plan("--job", job, "--engine", "mesh", "--gbit", 100)
         self.assertEqual(document["job"]["buckets"], buckets)

@@ -72,6 +72,7 @@ def test_records_order_sizes_and_density_of_gradients() -> None:
     job = record(model, steps_of(model), 8)
     (bucket,) = job["buckets"]
     assert bucket["elements"] == 64_065
+    assert bucket["tables"] == 64_000
     assert bucket["ready_s"] > 0
     assert job["rest_s"] > 0
     assert job["density"] == pytest.approx((6400 + 65) / 64_065)

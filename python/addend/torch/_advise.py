@@ -24,10 +24,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from addend.errors import InvalidArgument, Unsupported
 from addend.reducer import Link
 from addend.torch import _group
+from addend.torch._specs import tables_of
 from addend.torch._start import start
 
 _WARM_UPS, _LOOKS = 2, 3  # of the steps: first ones not timed; last ones that count non-zeros
-_BUCKET_BYTES = 25 << 20  # as DDP cuts gradients
+_FIRST_BUCKET_BYTES, _BUCKET_BYTES = 1 << 20, 25 << 20  # as DDP cuts gradients
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,7 @@ class _Recorder:
         self._ready: dict[int, list[float]] = collections.defaultdict(list)  # by parameter
         self._now: dict[int, float] = {}
         self._sizes: dict[int, int] = {}
+        self._tables: set[int] = set()  # parameters that lossy codecs leave to `exact`
         self._nonzeros = self._counted = 0
         self._optimizing: float | None = None
         self._rests: list[float] = []
@@ -174,8 +176,11 @@ class _Recorder:
         if not parameters:
             raise InvalidArgument("the model has no parameter that is trained")
         removes = [register_optimizer_step_pre_hook(self._begins_to_optimize)]
+        tables = tables_of(model)
         for number, parameter in enumerate(parameters):
             self._sizes[number] = parameter.numel()
+            if id(parameter) in tables:
+                self._tables.add(number)
             removes.append(parameter.register_hook(self._hook(number)))
         try:
             yield
@@ -215,15 +220,16 @@ class _Recorder:
             raise InvalidArgument("step_fn gave no parameter of the model a gradient")
         ready = {number: statistics.median(times) for number, times in self._ready.items()}
         buckets: list[dict[str, float]] = []
-        elements = last = 0.0
+        elements = tables = last = 0.0
         for number in sorted(ready, key=lambda one: ready[one]):
             elements += self._sizes[number]
+            tables += self._sizes[number] if number in self._tables else 0
             last = max(last, ready[number])
-            if 4 * elements >= _BUCKET_BYTES:
-                buckets.append({"elements": elements, "ready_s": last})
-                elements = 0.0
+            if 4 * elements >= (_BUCKET_BYTES if buckets else _FIRST_BUCKET_BYTES):
+                buckets.append({"elements": elements, "tables": tables, "ready_s": last})
+                elements = tables = 0.0
         if elements:
-            buckets.append({"elements": elements, "ready_s": last})
+            buckets.append({"elements": elements, "tables": tables, "ready_s": last})
         return {
             "buckets": buckets,
             "rest_s": statistics.median(self._rests) if self._rests else 0.0,
