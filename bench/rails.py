@@ -28,7 +28,7 @@ def compile_all(folder: Path) -> dict[str, Path]:
     """Objects of the controller and of the jobs, by source."""
     sources = [p for p in (folder / "src/control").glob("*.cc") if not p.stem.endswith("_test")]
     objects = {}
-    for source in [*sources, folder / "rails.cc"]:
+    for source in sources:
         objects[source.name] = source.with_suffix(".o")
         command = [*COMPILE, "-c", str(source), "-o", str(objects[source.name])]
         subprocess.run(command, cwd=folder, check=True)
@@ -50,7 +50,6 @@ def main() -> int:
         folder = Path(name)
         for part in ("src", "include"):
             shutil.copytree(ROOT / part, folder / part)
-        shutil.copy(ROOT / "bench/rails.cc", folder / "rails.cc")
         objects = compile_all(folder)
         whole = run(folder, objects)
         print("progress per second against dense, all rails:")
