@@ -397,9 +397,11 @@ class BenchTest(AddendTest):
         self.assertEqual(found["codecs"], [])
         found = self.good_json("bench", "--quick", "--repeats", 1, "--only", "quant")
         indexed = ["quant:index=packed", "quant:index=two-level"]
+        factors = "lowrank:rank=4,factors=quant"
         quantised = ["quant:bits=4", "quant:carrier=indices", "quant:bits=8,down=8"]
         alone = [line["codec"] for line in found["codecs"] if "threads" not in line["subject"]]
-        self.assertEqual(alone, ["quant", "quant:feedback=float", *indexed, *quantised])
+        owing = ["quant:feedback=float", "quant:feedback=float,norms=ahead"]
+        self.assertEqual(alone, ["quant", *owing, *indexed, factors, *quantised])
 
 
 class DemoTest(AddendTest):

@@ -183,11 +183,14 @@ class Engine:
         *,
         here: bool = False,
         loss_scale: float = 1.0,
+        ready: tuple[int, int] | None = None,
         **how: Any,
     ) -> None:
         """Submits a gradient. `done` or `failed` is called once: with `here` perhaps in this
-        thread, otherwise in one of the pipeline's. `how`: see Pipeline.run."""
+        thread, otherwise in one of the pipeline's. `ready`, `how`: see Pipeline.run."""
         self.check_open()
+        if self.planes_stay:
+            ready = None  # streams order everything, and a host that asks takes time from backward
         claims = (
             Claim(b"step", place.step),
             Claim(b"bucket", place.bucket),
@@ -205,7 +208,7 @@ class Engine:
             with self._idle:
                 self._places.append(place)
             try:
-                outcome = pipeline.run(parts, claims, ended, here=here, **how)
+                outcome = pipeline.run(parts, claims, ended, here=here, ready=ready, **how)
             except Error:
                 with self._idle:
                     self._places.pop()
