@@ -232,7 +232,8 @@ def test_workers_do_not_outlive_a_killed_demo(tmp_path: Path) -> None:
 
 
 def test_a_failed_worker_ends_the_others_and_is_quoted() -> None:
-    task = {"worker": 0, "world": 2, "folder": "/nowhere", "sent_bytes": None, "runs": []}
+    task = {"worker": 0, "world": 2, "folder": "/nowhere", "sent_bytes": None, "server": None}
+    task["runs"] = []
     with Workers([LOOPBACK, LOOPBACK], [{**task, "worker": 1}, {"no": "task"}]) as workers:
         with pytest.raises(WorkerFailed, match=r"worker 1 ended with 1:\n(.|\n)*KeyError"):
             list(workers.messages())
