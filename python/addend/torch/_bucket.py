@@ -98,7 +98,7 @@ class Memory:
         if not self.on_device:
             return
         self._ready = torch.cuda.Event()
-        self._ready.record()
+        self._ready.record(torch.cuda.current_stream(tensor.device))
         self.stream = side_stream(tensor.device)
         self._host: torch.Tensor | None = None
         if encoded_there:

@@ -32,17 +32,19 @@ __global__ void post_kernel(const uint64_t* number, cuda::Mail* mail, uint64_t s
 
 // ---- launches
 
+// Whether what runs here was compiled with them: code for older devices, translated for this one
+// when it was loaded, was not.
+template <typename T>
 bool has_bulk_copies() {
-  int device = 0, major = 0;
-  return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-         major >= 9;
+  cudaFuncAttributes found{};
+  return cudaFuncGetAttributes(&found, bulk_scan_kernel<T>) == cudaSuccess &&
+         found.ptxVersion >= 90;
 }
 
 template <typename T>
 int scan_as(const ScanCall& c, void* stream) {
   const uint64_t tiles = tiles_for(c.width, c.count);
-  if (reinterpret_cast<uintptr_t>(c.gradient) % 16 == 0 && has_bulk_copies())
+  if (reinterpret_cast<uintptr_t>(c.gradient) % 16 == 0 && has_bulk_copies<T>())
     return cuda::launch(bulk_scan_kernel<T>, {kBulkWarps * 32, kBulkBytes},
                         ceil_div(tiles, kBulkWarps), stream, c);
   return cuda::launch(scan_kernel<T>, {kScanWarps * 32}, ceil_div(tiles, kScanWarps), stream, c);
