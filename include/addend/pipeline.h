@@ -72,7 +72,8 @@ struct Submission {
   std::vector<Reducer::Claim> claims;
   static constexpr std::size_t kMaxClaims = Reducer::kMaxClaims - 3;
   /// Whether gradients are there, asked again and again by the thread that encodes: meanwhile it
-  /// has later rounds of other buckets to encode. Null: they are.
+  /// has later rounds of other buckets to encode. Must not call the pipeline, and must be true at
+  /// last, or the pipeline be stopped. Null: they are.
   std::function<bool()> ready;
   /// Called by the thread that encodes, before it reads a gradient.
   std::function<Status()> prepare;

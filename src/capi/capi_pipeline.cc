@@ -2,6 +2,8 @@
 // The pipeline of the C ABI.
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <utility>
@@ -44,6 +46,9 @@ addend_outcome to_c(const addend::Outcome& outcome, std::vector<addend_span>& sp
           outcome.repeats};
 }
 
+// As it was in the first release of this ABI version: what every caller has.
+constexpr std::size_t kLeastSubmission = offsetof(addend_submission, ready_event);
+
 addend::Status call_prepare(const addend_submission& from) {
   t_last_error = "the prepare function gave no message";
   const addend_status status = from.prepare(from.context);
@@ -83,7 +88,13 @@ addend::Result<addend::Submission> to_cpp(const addend_submission& from) {
   }
   to.pieces = (from.flags & ADDEND_PIECES) != 0;
   to.in_place = (from.flags & ADDEND_IN_PLACE) != 0;
-  if (from.ready_event != nullptr) to.ready = ready_by(from.ready_event, from.ready_device);
+  if (from.ready_event != nullptr) {
+    to.ready = ready_by(from.ready_event, from.ready_device);
+    if (!to.ready && from.prepare == nullptr) {
+      return addend::make_error(addend::Errc::kUnsupported,
+                                "addend_pipeline_run: an event needs libaddend_cuda.so");
+    }
+  }
   if (from.prepare != nullptr) to.prepare = [from] { return call_prepare(from); };
   to.done = [from](const addend::Outcome& outcome) {
     std::vector<addend_span> spans;
@@ -149,10 +160,12 @@ addend_status addend_pipeline_run(addend_pipeline* pipeline, const addend_submis
                                   int here, int* ended, addend_outcome* outcome) {
   return guarded([&] {
     if (pipeline == nullptr || submission == nullptr || ended == nullptr || outcome == nullptr ||
-        submission->size < sizeof(*submission) || submission->done == nullptr) {
+        submission->size < kLeastSubmission || submission->done == nullptr) {
       return invalid("addend_pipeline_run: null argument, or no size");
     }
-    auto cpp = to_cpp(*submission);
+    addend_submission whole{};
+    std::memcpy(&whole, submission, std::min<std::size_t>(submission->size, sizeof(whole)));
+    auto cpp = to_cpp(whole);
     if (!cpp) return fail(cpp.error());
     *ended = 0;
     *outcome = {};

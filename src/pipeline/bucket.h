@@ -20,6 +20,7 @@ struct Job {
   Status status;
   std::vector<Span> spans;
   uint32_t repeats = 0;
+  bool prepared = false;  // its first bucket was encoded; under the pipeline's mutex
   /// Pieces that were decoded, as they were before: a later one may fail.
   struct Saved {
     void* gradient = nullptr;
@@ -45,6 +46,8 @@ class Bucket {
   bool is_last_of_job() const { return last_; }
   const std::vector<Span>& spans() const { return spans_; }
 
+  /// Whether what the job's first bucket prepares for all of them was prepared.
+  bool is_prepared() const { return first_ || !job_->what.prepare || job_->prepared; }
   /// Whether its gradients are there.
   bool is_ready() const { return prepared_ || !job_->what.ready || job_->what.ready(); }
   /// Begins the step, or encodes the rounds that follow. Errors are kept in `status`.

@@ -249,7 +249,7 @@ class ThreadedPipeline final : public Pipeline {
       bucket->encode();
     }
     lock.lock();
-    bucket->encoded = true;
+    bucket->encoded = bucket->job().prepared = true;
     // Started here, if that is possible: where all cores are busy, a thread that is woken for it
     // comes milliseconds later.
     start_one(lock);
@@ -262,6 +262,8 @@ class ThreadedPipeline final : public Pipeline {
   // A codec does one step at a time; the bucket that has it is before this one, and ends without
   // it.
   bool may_encode(const Bucket& bucket) const {
+    // Two threads encode: a later piece may come up while the first is still prepared.
+    if (!bucket.is_prepared()) return false;
     return std::all_of(bucket.parts().begin(), bucket.parts().end(), [&](const Part& part) {
       const auto found = busy_.find(part.codec);
       return found == busy_.end() || found->second == &bucket;

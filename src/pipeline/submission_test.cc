@@ -426,10 +426,11 @@ TEST(Submission, SpansTellWhatABucketDidInOrder) {
 }
 
 TEST(Submission, ARoundIsStartedByWhoeverEncodedItIfNothingIsUnderWay) {
-  ScriptedReducer reducer;
-  Bench bench(1);
-  const auto pipeline = *create_pipeline(reducer);
-  for (int step = 0; step < 20; ++step) {
+  for (int i = 0; i < 20; ++i) {
+    // A new one each time: where a step was before, its wait may not be over for the network yet.
+    ScriptedReducer reducer;
+    Bench bench(1);
+    const auto pipeline = *create_pipeline(reducer);
     std::thread::id encoded_by;
     Submission submission = bench.one(0);
     submission.prepare = [&]() -> Status {
@@ -468,6 +469,30 @@ TEST(Submission, AGradientThatIsNotThereHoldsUpNoRoundOfOthers) {
     there = true;
     ASSERT_TRUE((*pipeline)->wait(*ticket));
     EXPECT_EQ(other, sum_of(2, 1, 3000));
+  });
+}
+
+// Whichever thread takes the first piece, the others wait for what it prepares.
+TEST(Submission, NoPieceIsEncodedBeforeTheJobIsPrepared) {
+  spawn_workers(1, {}, [](uint32_t w, Reducer& reducer) {
+    const auto first = make_codec("dense", 3000, 1, 0, w),
+               second = make_codec("dense", 3000, 1, 0, w);
+    auto pipeline = create_pipeline(reducer);
+    for (int i = 1; i <= 300; ++i) {
+      std::vector<float> gradient(6000, -1.0f);
+      Submission submission;
+      submission.pieces = true;
+      submission.parts.push_back({first.get(), gradient.data()});
+      submission.parts.push_back({second.get(), gradient.data() + 3000});
+      submission.prepare = [&]() -> Status {
+        for (int turn = 0; turn < 50; ++turn)
+          std::this_thread::yield();
+        std::ranges::fill(gradient, static_cast<float>(i));
+        return {};
+      };
+      ASSERT_TRUE(submit_and_wait(**pipeline, std::move(submission)));
+      ASSERT_EQ(gradient, std::vector<float>(6000, static_cast<float>(i))) << i;
+    }
   });
 }
 
