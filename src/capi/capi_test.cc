@@ -686,6 +686,10 @@ TEST(CApi, SubmissionsLinksAndMeshesRefuseWhatIsMissing) {
   EXPECT_EQ(addend_pipeline_run(pipeline, nullptr, 1, &ended, &outcome), ADDEND_INVALID_ARGUMENT);
   EXPECT_EQ(addend_pipeline_run(pipeline, &good, 1, nullptr, &outcome), ADDEND_INVALID_ARGUMENT);
   EXPECT_EQ(addend_pipeline_run(pipeline, &good, 1, &ended, nullptr), ADDEND_INVALID_ARGUMENT);
+  addend_submission old = good;  // of a caller that knows of no events
+  old.size = offsetof(addend_submission, ready_event);
+  old.ready_event = &old;
+  EXPECT_EQ(addend_pipeline_run(pipeline, &old, 1, &ended, &outcome), ADDEND_OK);
   addend_submission bad = good;
   bad.size = 4;
   EXPECT_TRUE(refused(bad));
