@@ -31,9 +31,7 @@ import argparse
 import functools
 import itertools
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -50,7 +48,7 @@ sys.path.insert(0, str(ROOT))
 
 from demo import hooks  # noqa: E402
 from demo.models import digits as digits_model  # noqa: E402
-from demo.network import CABLE, open_network  # noqa: E402
+from demo.network import CABLE, open_network, run_ranks  # noqa: E402
 
 import addend.torch  # noqa: E402
 
@@ -367,21 +365,12 @@ def run_case(case: str, world: int, gbit: float) -> bool:
         if gbit and network.gbit is None:
             print(f"skip  {case}: its bars are about shaped links")
             return True
-        processes = []
-        for rank, place in enumerate(network.places):
-            command = [*place.prefix, sys.executable, __file__, "--rank", str(rank)]
-            command += ["--world", str(world), "--folder", folder, case]
-            environment = {
-                **os.environ,
-                "GLOO_SOCKET_IFNAME": place.interface,
-                "OMP_NUM_THREADS": "1",
-            }
-            processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE))
-        outputs = [process.communicate()[0] for process in processes]
-        if any(process.returncode for process in processes):
+        command = [sys.executable, __file__, "--world", str(world), "--folder", folder, case]
+        said = run_ranks(network, command)
+        if said is None:
             print(f"FAIL  {case}: a rank ended with an error")
             return False
-        result: dict[str, Times] = json.loads(outputs[0].splitlines()[-1])
+        result: dict[str, Times] = json.loads(said.splitlines()[-1])
         passed = [judge(name, times) for name, times in result.items()]
         return all(passed)
 

@@ -13,7 +13,7 @@ import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +58,18 @@ def open_network(world: int, gbit: float) -> Iterator[Network]:
             return
         note = f"every worker's link shaped to {gbit:g} Gbit/s each way"
         yield Network(places[:-1], places[-1], gbit, note)
+
+
+def run_ranks(network: Network, command: Sequence[str]) -> bytes | None:
+    """Runs a program as a rank in each place, with `--rank` behind its command. What rank 0
+    printed; None where one of them failed."""
+    processes = []
+    for rank, place in enumerate(network.places):
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": place.interface, "OMP_NUM_THREADS": "1"}
+        whole = [*place.prefix, *command, "--rank", str(rank)]
+        processes.append(subprocess.Popen(whole, env=environment, stdout=subprocess.PIPE))
+    said = [process.communicate()[0] for process in processes]
+    return None if any(process.returncode for process in processes) else said[0]
 
 
 def _loopback(world: int, reason: str) -> Network:

@@ -24,7 +24,6 @@ import json
 import os
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -41,7 +40,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from demo import hooks  # noqa: E402
-from demo.network import open_network  # noqa: E402
+from demo.network import open_network, run_ranks  # noqa: E402
 
 import addend.torch  # noqa: E402
 
@@ -226,23 +225,14 @@ def run_rank(options: argparse.Namespace) -> None:
         print(json.dumps(result))
 
 
-def run_ranks(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: argparse.Namespace) -> dict[str, Any]:
     with open_network(options.ranks, options.gbit) as network, tempfile.TemporaryDirectory() as at:
         print(network.note, file=sys.stderr, flush=True)
-        processes = []
-        for rank, place in enumerate(network.places):
-            command = [*place.prefix, sys.executable, __file__, *sys.argv[1:]]
-            command += ["--rank", str(rank), "--folder", at]
-            environment = {
-                **os.environ,
-                "GLOO_SOCKET_IFNAME": place.interface,
-                "OMP_NUM_THREADS": "1",
-            }
-            processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE))
-        said = [process.communicate()[0] for process in processes]
-        if any(process.returncode for process in processes):
+        command = [sys.executable, __file__, *sys.argv[1:], "--folder", at]
+        said = run_ranks(network, command)
+        if said is None:
             sys.exit("a rank ended with an error")
-        return {"network": network.note, "models": json.loads(said[0].splitlines()[-1])}
+        return {"network": network.note, "models": json.loads(said.splitlines()[-1])}
 
 
 def main() -> None:
@@ -265,7 +255,7 @@ def main() -> None:
     if options.rank is not None:
         run_rank(options)
         return
-    result = run_ranks(options)
+    result = run(options)
     about = {
         "device": "CPU" if options.cpu else torch.cuda.get_device_name(),
         "torch": torch.__version__,

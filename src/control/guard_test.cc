@@ -303,6 +303,16 @@ TEST(Guard, APlanThatIsClearlyFasterIsTriedWithoutDenseSteps) {
   }
 }
 
+// How often the plan changes in so many windows.
+uint64_t switches_in(ControlledRun& run, int windows) {
+  uint64_t switches = 0;
+  for (int window = 0; window < windows; ++window) {
+    const std::vector<uint32_t> before = run.next.plan;
+    switches += run.go(1).plan != before ? 1 : 0;
+  }
+  return switches;
+}
+
 // Cores are shared, so a codec can slow down what no lane shows. Once it ran, that is known.
 TEST(Guard, APlanThatRanIsKnownByItsOwnSteps) {
   SimulatedTraining job = slow_job();
@@ -311,12 +321,7 @@ TEST(Guard, APlanThatRanIsKnownByItsOwnSteps) {
   ControlledRun run(job);
   ASSERT_EQ(run.go(20).plan, all(job, kQuant));
   job.seconds_per_element[kCast] = 0;
-  uint64_t switches = 0;
-  for (int window = 0; window < 20; ++window) {
-    const std::vector<uint32_t> before = run.next.plan;
-    switches += run.go(1).plan != before ? 1 : 0;
-  }
-  EXPECT_EQ(switches, 2u) << "tried, and left";
+  EXPECT_EQ(switches_in(run, 20), 2u) << "tried, and left";
   EXPECT_EQ(run.next.plan, all(job, kQuant));
 }
 
@@ -342,12 +347,7 @@ TEST(Guard, WhatASelectorKeepsInItsStepsCountsForItsProbes) {
   lose(job, 0.2, 0.28, 0.6);  // probes of the first two are above the floor,
   job.error[kTop10] = 0.35;   // steps are not
   ControlledRun run(job);
-  uint64_t switches = 0;
-  for (int window = 0; window < 40; ++window) {
-    const std::vector<uint32_t> before = run.next.plan;
-    switches += run.go(1).plan != before ? 1 : 0;
-  }
-  EXPECT_EQ(switches, 2u) << "tried once, and left for good";
+  EXPECT_EQ(switches_in(run, 40), 2u) << "tried once, and left for good";
   EXPECT_EQ(run.next.plan, all(job, kDense));
 }
 

@@ -105,12 +105,7 @@ TEST_F(CudaQuant, SegmentsHaveTheCpusBytes) {
         Gradients gradients = mixture(layout, 3 + step, true);
         ASSERT_TRUE(twins.step(gradients));
       }
-      for (uint64_t s = 0; s < layout.segments.size(); ++s) {
-        const auto a = twins.cpu(1).save_segment(s), b = twins.gpu(1).save_segment(s);
-        ASSERT_TRUE(a && b);
-        EXPECT_EQ(*a, *b);
-        EXPECT_TRUE(twins.gpu(1).load_segment(s, *a));
-      }
+      twins.check_segments();
     }
   }
 }

@@ -102,6 +102,15 @@ class Twins {
   void all_take_part() { missing_ = 0; }
   Codec& cpu(uint32_t w) { return *cpu_[w]; }
   Codec& gpu(uint32_t w) { return *gpu_[w]; }
+  // What is saved of each segment is the same, and the device takes the CPU's.
+  void check_segments() {
+    for (uint64_t s = 0; s < layout_.segments.size(); ++s) {
+      const auto a = cpu(1).save_segment(s), b = gpu(1).save_segment(s);
+      ASSERT_TRUE(a && b);
+      EXPECT_EQ(*a, *b);
+      EXPECT_TRUE(gpu(1).load_segment(s, *a));
+    }
+  }
 
   // One step of both; gradients become the sums. False where the step ended in (equal) errors.
   bool step(Gradients& gradients) {
