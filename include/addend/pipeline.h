@@ -71,9 +71,9 @@ struct Submission {
   /// What else must be the same on all workers, at most kMaxClaims; texts outlive the pipeline.
   std::vector<Reducer::Claim> claims;
   static constexpr std::size_t kMaxClaims = Reducer::kMaxClaims - 3;
-  /// Whether gradients are there, asked again and again by the thread that encodes: meanwhile it
-  /// has later rounds of other buckets to encode. Must not call the pipeline, and must be true at
-  /// last, or the pipeline be stopped. Null: they are.
+  /// Whether gradients are there, asked again and again, by one thread at a time; meanwhile later
+  /// rounds of other buckets are encoded. Must be true at last, or the pipeline be stopped. Null:
+  /// they are.
   std::function<bool()> ready;
   /// Called by the thread that encodes, before it reads a gradient.
   std::function<Status()> prepare;

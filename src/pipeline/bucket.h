@@ -48,8 +48,8 @@ class Bucket {
 
   /// Whether what the job's first bucket prepares for all of them was prepared.
   bool is_prepared() const { return first_ || !job_->what.prepare || job_->prepared; }
-  /// Whether its gradients are there.
-  bool is_ready() const { return prepared_ || !job_->what.ready || job_->what.ready(); }
+  /// Whether its gradients may not be there yet: Submission::ready knows.
+  bool has_to_ask() const { return !prepared_ && job_->what.ready; }
   /// Begins the step, or encodes the rounds that follow. Errors are kept in `status`.
   void encode();
   /// Whether there is something to reduce.

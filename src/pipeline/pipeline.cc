@@ -238,8 +238,9 @@ class ThreadedPipeline final : public Pipeline {
     looks_again_ = false;
     if (to_encode_.empty() || !may_encode(*to_encode_.front())) return false;
     Bucket* bucket = to_encode_.front();
-    looks_again_ = !stopped_ && !bucket->is_ready();
+    looks_again_ = !is_there(*bucket, lock);
     if (looks_again_) return false;
+    if (bucket != to_encode_.front()) return true;  // a later round came meanwhile, and goes first
     to_encode_.pop_front();
     for (const Part& part : bucket->parts())
       busy_[part.codec] = bucket;
@@ -257,6 +258,19 @@ class ThreadedPipeline final : public Pipeline {
     // With the lock held: a wake that came after the bucket's end would reach whoever runs next.
     if (network_busy_) reducer_.wake();
     return true;
+  }
+
+  // Whether a bucket's gradients are. Asked without the lock, because a device may take its time to
+  // answer; by one thread, and nobody takes the bucket meanwhile.
+  bool is_there(const Bucket& bucket, Lock& lock) {
+    if (asked_ == &bucket) return false;
+    if (stopped_ || !bucket.has_to_ask()) return true;
+    asked_ = &bucket;
+    lock.unlock();
+    const bool there = bucket.job().what.ready();
+    lock.lock();
+    asked_ = nullptr;
+    return there;
   }
 
   // A codec does one step at a time; the bucket that has it is before this one, and ends without
@@ -554,6 +568,7 @@ class ThreadedPipeline final : public Pipeline {
   Position position_;
   bool closed_ = false;
   bool looks_again_ = false;           // the encoder, for a gradient that is not there
+  const Bucket* asked_ = nullptr;      // whose gradients are looked for at this moment
   bool network_busy_ = false;          // its thread may be about to leave what it did last
   bool inline_ = false;                // a caller's thread has all roles
   bool handed_over_ = false;           // and shall leave them to the others

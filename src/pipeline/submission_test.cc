@@ -472,6 +472,34 @@ TEST(Submission, AGradientThatIsNotThereHoldsUpNoRoundOfOthers) {
   });
 }
 
+// A device that takes its time to answer holds up nobody who calls the pipeline.
+TEST(Submission, WhoAsksForAGradientHoldsUpNoCaller) {
+  spawn_workers(1, {}, [](uint32_t w, Reducer& reducer) {
+    const auto codec = make_codec("dense", 10, 1, 0, w);
+    std::vector<float> gradient(10, 1.0f);
+    std::unique_ptr<Pipeline> pipeline = *create_pipeline(reducer);
+    std::promise<void> asked, called;
+    std::atomic<bool> first = true;
+    bool in_time = false;
+    Submission submission;
+    submission.parts.push_back({codec.get(), gradient.data()});
+    submission.ready = [&] {
+      if (!first.exchange(false)) return true;
+      asked.set_value();
+      // Only a caller that is held up needs all of it.
+      in_time = called.get_future().wait_for(std::chrono::seconds(5)) == std::future_status::ready;
+      return true;
+    };
+    const auto ticket = pipeline->submit(std::move(submission));
+    ASSERT_TRUE(ticket);
+    asked.get_future().wait();
+    (void)pipeline->position();
+    called.set_value();
+    ASSERT_TRUE(pipeline->wait(*ticket));
+    EXPECT_TRUE(in_time);
+  });
+}
+
 // Whichever thread takes the first piece, the others wait for what it prepares.
 TEST(Submission, NoPieceIsEncodedBeforeTheJobIsPrepared) {
   spawn_workers(1, {}, [](uint32_t w, Reducer& reducer) {
