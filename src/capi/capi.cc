@@ -120,12 +120,7 @@ addend_status addend_fold_tables_on_device(addend_op op, void* acc, const uint8_
 }
 
 void addend_layout_init(addend_layout* layout, size_t size) {
-  if (layout == nullptr || size < sizeof(uint32_t)) return;
-  const addend_layout known = addend::default_layout(size);
-  // A caller from another time has a shorter or a longer struct: fill what both know, clear the
-  // rest.
-  std::memset(layout, 0, size);
-  std::memcpy(layout, &known, std::min(size, sizeof(known)));
+  addend::fill(layout, size, addend::default_layout());
 }
 
 addend_status addend_codec_create(const char* spec, const addend_layout* layout,

@@ -21,6 +21,7 @@ struct addend_pipeline {
 
 namespace {
 
+using addend::capi::error_of;
 using addend::capi::fail;
 using addend::capi::guarded;
 using addend::capi::invalid;
@@ -53,9 +54,7 @@ addend::Status call_prepare(const addend_submission& from) {
   t_last_error = "the prepare function gave no message";
   const addend_status status = from.prepare(from.context);
   if (status == ADDEND_OK) return {};
-  const bool known = status > ADDEND_OK && status <= ADDEND_CHANGED;
-  return addend::make_error(known ? static_cast<addend::Errc>(status) : addend::Errc::kUnavailable,
-                            t_last_error);
+  return error_of(status, t_last_error);
 }
 
 // What goes wrong on the device is said by whatever runs there next. Without our library for
@@ -188,10 +187,7 @@ addend_status addend_pipeline_run(addend_pipeline* pipeline, const addend_submis
 void addend_pipeline_stop(addend_pipeline* pipeline, addend_status why, const char* message) {
   if (pipeline == nullptr) return;
   (void)guarded([&] {
-    const bool known = why > ADDEND_OK && why <= ADDEND_CHANGED;
-    pipeline->pipeline->stop(
-        addend::make_error(known ? static_cast<addend::Errc>(why) : addend::Errc::kUnavailable,
-                           message == nullptr ? "stopped" : message));
+    pipeline->pipeline->stop(error_of(why, message == nullptr ? "stopped" : message));
     return ADDEND_OK;
   });
 }

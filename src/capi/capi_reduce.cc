@@ -2,7 +2,6 @@
 // The reducers of the C ABI.
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -16,7 +15,6 @@
 
 namespace {
 
-using addend::Errc;
 using addend::Error;
 using addend::Round;
 using addend::Status;
@@ -38,6 +36,13 @@ uint64_t left_ns(addend::Deadline deadline) {
   return ns > 0 ? static_cast<uint64_t>(ns) : 0;
 }
 
+addend_status hand_over(addend::Result<std::unique_ptr<addend::Reducer>> made,
+                        addend_reducer** reducer) {
+  if (!made) return fail(made.error());
+  *reducer = new addend_reducer{std::move(*made)};
+  return ADDEND_OK;
+}
+
 // call(round, where, timeout_ns) is the caller's function.
 template <typename Call>
 addend_status create_custom(const addend::CustomOptions& options, Call call,
@@ -48,13 +53,9 @@ addend_status create_custom(const addend::CustomOptions& options, Call call,
         t_last_error = "the reduce function gave no message";
         const addend_status status = call(&planes, round.execution, left_ns(deadline));
         if (status == ADDEND_OK) return {};
-        const bool known = status > ADDEND_OK && status <= ADDEND_CHANGED;
-        return addend::make_error(known ? static_cast<Errc>(status) : Errc::kUnavailable,
-                                  t_last_error);
+        return addend::capi::error_of(status, t_last_error);
       });
-  if (!made) return fail(made.error());
-  *reducer = new addend_reducer{std::move(*made)};
-  return ADDEND_OK;
+  return hand_over(std::move(made), reducer);
 }
 
 }  // namespace
@@ -81,25 +82,19 @@ addend_status addend_mpi_create(addend_reducer** reducer) {
   return guarded([&] {
     if (reducer == nullptr) return invalid("addend_mpi_create: null argument");
     *reducer = nullptr;
-    auto made = addend::create_mpi_reducer();
-    if (!made) return fail(made.error());
-    *reducer = new addend_reducer{std::move(*made)};
-    return ADDEND_OK;
+    return hand_over(addend::create_mpi_reducer(), reducer);
   });
 }
 
 void addend_service_options_init(addend_service_options* options, size_t size) {
-  if (options == nullptr || size < sizeof(uint32_t)) return;
   const addend::ServiceReducerOptions defaults;
   addend_service_options known{};
-  known.size = static_cast<uint32_t>(size);
   known.world = defaults.world;
   known.slots = defaults.slots;
   known.payload_bytes = defaults.payload_bytes;
   known.join_timeout_ns =
       static_cast<uint64_t>(std::chrono::nanoseconds(defaults.join_timeout).count());
-  std::memset(options, 0, size);
-  std::memcpy(options, &known, std::min(size, sizeof(known)));
+  addend::fill(options, size, known);
 }
 
 addend_status addend_service_create(const addend_service_options* options,
@@ -133,22 +128,16 @@ addend_status addend_service_create(const addend_service_options* options,
     cpp.patience = std::chrono::nanoseconds(options->patience_ns);
     cpp.join_timeout = milliseconds(options->join_timeout_ns);
     cpp.return_timeout = milliseconds(options->return_timeout_ns);
-    auto made = addend::create_service_reducer(cpp);
-    if (!made) return fail(made.error());
-    *reducer = new addend_reducer{std::move(*made)};
-    return ADDEND_OK;
+    return hand_over(addend::create_service_reducer(cpp), reducer);
   });
 }
 
 void addend_mesh_options_init(addend_mesh_options* options, size_t size) {
-  if (options == nullptr || size < sizeof(uint32_t)) return;
   addend_mesh_options known{};
-  known.size = static_cast<uint32_t>(size);
   known.listener = -1;
   known.join_timeout_ns =
       static_cast<uint64_t>(std::chrono::nanoseconds(addend::MeshOptions().join_timeout).count());
-  std::memset(options, 0, size);
-  std::memcpy(options, &known, std::min(size, sizeof(known)));
+  addend::fill(options, size, known);
 }
 
 addend_status addend_mesh_create(const addend_mesh_options* options, addend_reducer** reducer) {
@@ -166,10 +155,7 @@ addend_status addend_mesh_create(const addend_mesh_options* options, addend_redu
       cpp.token.assign(reinterpret_cast<const char*>(options->token), options->token_bytes);
     cpp.join_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(
         std::chrono::nanoseconds(options->join_timeout_ns));
-    auto made = addend::create_mesh_reducer(cpp);
-    if (!made) return fail(made.error());
-    *reducer = new addend_reducer{std::move(*made)};
-    return ADDEND_OK;
+    return hand_over(addend::create_mesh_reducer(cpp), reducer);
   });
 }
 

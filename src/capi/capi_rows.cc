@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sparse rows of the C ABI.
-#include <algorithm>
 #include <cstddef>
-#include <cstring>
 
 #include "addend/addend.h"
 #include "addend/rows.h"
+#include "capi/convert.h"
 #include "capi/guard.h"
 #include "capi/handles.h"
 
@@ -28,10 +27,9 @@ static_assert(ADDEND_ROW_F32 == static_cast<int>(RowElement::kF32));
 static_assert(ADDEND_ROW_F64 == static_cast<int>(RowElement::kF64));
 static_assert(ADDEND_ROW_U8 == static_cast<int>(RowElement::kU8));
 
-addend_row_layout default_row_layout(std::size_t size) {
+addend_row_layout default_row_layout() {
   const RowLayout defaults;
   addend_row_layout layout{};
-  layout.size = static_cast<uint32_t>(size);
   layout.width = defaults.width;
   layout.world = defaults.world;
   layout.scale = defaults.scale;
@@ -54,22 +52,12 @@ RowLayout to_cpp(const addend_row_layout& layout) {
   return cpp;
 }
 
-// A newer caller's struct is longer: it must not have set what this library does not know.
-bool has_unknown_fields(const addend_row_layout* layout) {
-  const auto* bytes = reinterpret_cast<const unsigned char*>(layout);
-  return std::any_of(bytes + std::min<std::size_t>(sizeof(*layout), layout->size),
-                     bytes + layout->size, [](unsigned char byte) { return byte != 0; });
-}
-
 }  // namespace
 
 extern "C" {
 
 void addend_row_layout_init(addend_row_layout* layout, size_t size) {
-  if (layout == nullptr || size < sizeof(uint32_t)) return;
-  const addend_row_layout known = default_row_layout(size);
-  std::memset(layout, 0, size);
-  std::memcpy(layout, &known, std::min(size, sizeof(known)));
+  addend::fill(layout, size, default_row_layout());
 }
 
 addend_status addend_row_codec_create(const char* spec, const addend_row_layout* layout,
@@ -81,7 +69,7 @@ addend_status addend_row_codec_create(const char* spec, const addend_row_layout*
     if (layout->size < sizeof(*layout))
       return invalid(
           "addend_row_codec_create: layout.size is too small; call addend_row_layout_init first");
-    if (has_unknown_fields(layout)) {
+    if (addend::sets_unknown(*layout)) {
       return fail(addend::make_error(Errc::kUnsupported,
                                      "addend_row_codec_create: the layout uses a newer ABI"));
     }

@@ -60,10 +60,9 @@ Result<Round> to_cpp(const addend_round& round) {
   return out;
 }
 
-addend_layout default_layout(std::size_t size) {
+addend_layout default_layout() {
   const Layout defaults;
   addend_layout layout{};
-  layout.size = static_cast<uint32_t>(size);
   layout.dtype = static_cast<addend_dtype>(defaults.dtype);
   layout.world = defaults.world;
   layout.network_latency_us = defaults.network.latency_us;
@@ -78,13 +77,9 @@ Result<Layout> to_cpp(const addend_layout* from) {
         Errc::kInvalidArgument,
         "addend_codec_create: layout.size is too small; call addend_layout_init first");
   }
-  const auto* bytes = reinterpret_cast<const unsigned char*>(from);
-  for (std::size_t i = sizeof(addend_layout); i < from->size; ++i) {
-    if (bytes[i] != 0) {
-      return make_error(Errc::kUnsupported, "addend_codec_create: the layout uses a newer ABI");
-    }
-  }
-  addend_layout layout = default_layout(from->size);
+  if (sets_unknown(*from))
+    return make_error(Errc::kUnsupported, "addend_codec_create: the layout uses a newer ABI");
+  addend_layout layout = default_layout();
   std::memcpy(&layout, from, std::min<std::size_t>(from->size, sizeof(layout)));
   if (static_cast<unsigned>(layout.dtype) > ADDEND_DTYPE_F16) {
     return make_error(Errc::kInvalidArgument, "addend_codec_create: unknown element type");

@@ -28,6 +28,12 @@ inline addend_status to_status(const Status& status) {
   return status ? ADDEND_OK : fail(status.error());
 }
 
+/// Of a status that a caller says, or its function returned.
+inline Error error_of(addend_status status, std::string message) {
+  const bool known = status > ADDEND_OK && status <= ADDEND_CHANGED;
+  return make_error(known ? static_cast<Errc>(status) : Errc::kUnavailable, std::move(message));
+}
+
 /// Runs a body that returns addend_status; nothing may escape into C.
 template <typename Body>
 addend_status guarded(Body&& body) noexcept {
