@@ -31,7 +31,7 @@ struct Job {
 
   /// Puts pieces back, and gives their copies' memory to `spare`.
   void restore(std::vector<Buffer>& spare);
-  /// Only the second half of it: the job went well.
+  /// The job went well: pieces stay as they are, and `spare` gets the memory of their copies.
   void forget_saved(std::vector<Buffer>& spare);
 };
 

@@ -2,13 +2,21 @@
 // Three roles: one encodes, one talks to the reducer, one decodes. Each has a thread; where nothing
 // else is under way, the thread that calls `run` takes all three.
 //
-//   submit --> [encoder] --> in order: only the first bucket there starts rounds
-//                 ^             |
-//                 |             | start (the first round carries what all must agree on)
-//                 |             v
-//                 |          under way, the oldest is waited for
-//                 |             |
-//                 '-- more? ----+---- all rounds done ---> [decoder] --> result
+// The states of a bucket, by where it is kept. It stays in in_order_ until its last round is
+// started, and only the first bucket there may start rounds:
+//
+//   submit
+//     |
+//     v
+//   to_encode_ --encode--> encoded --start: its turn, and nobody talks to the reducer--> under_way_
+//     ^                                (the first round carries what all must agree on)     |
+//     |                                                                                     |
+//     |--- all sums are here, and there are rounds to come ---------------------------------|
+//     |--- workers came or went (a quorum): the step begins again --------------------------|
+//                                                                                           |
+//   result <--decode-- to_decode_ <--- all sums are here, and it was the last round (tails_) '
+//                          ^
+//                          '--- it failed, or one before it did, or `stop`: from every state
 //
 // A bucket whose last round has been started makes way for the next one: its tail travels while the
 // next bucket's first round does. Rounds are started bucket after bucket, so in one order on every
