@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Codecs that send floats, over a server whose tenant forbids them: the sums arrive as integers.
+#include <barrier>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -31,19 +32,29 @@ constexpr uint64_t kCount = 20000;
 class IntegerPlanesTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    ServerOptions options;
-    options.address = "127.0.0.1";
-    options.threads = 2;
-    options.http = false;
-    options.tenants.resize(1);
-    options.tenants[0].name = "lab";
-    options.tenants[0].key = key_of(1);
-    options.tenants[0].floats = false;
+    options_.address = "127.0.0.1";
+    options_.threads = 2;
+    options_.http = false;
+    options_.tenants.resize(1);
+    options_.tenants[0].name = "lab";
+    options_.tenants[0].key = key_of(1);
+    options_.tenants[0].floats = false;
+    start();
+  }
+
+  void start() {
     auto server =
-        Server::start(options, [](LogLevel, std::string_view, std::span<const LogField>) {});
+        Server::start(options_, [](LogLevel, std::string_view, std::span<const LogField>) {});
     ASSERT_TRUE(server) << server.error().message;
     server_ = *std::move(server);
-    access_ = {"127.0.0.1:" + std::to_string(server_->control_port()), "lab", key_of(1), {}};
+    options_.control_port = server_->control_port();
+    access_ = {"127.0.0.1:" + std::to_string(options_.control_port), "lab", key_of(1), {}};
+  }
+  /// The same server again, of a tenant that may sum floats now if it could not before, and so on.
+  void restart_with_other_operations() {
+    server_.reset();
+    options_.tenants[0].floats = !options_.tenants[0].floats;
+    start();
   }
 
   void work(const std::function<void(Reducer&)>& body) {
@@ -69,6 +80,7 @@ class IntegerPlanesTest : public ::testing::Test {
     return sums;
   }
 
+  ServerOptions options_;
   std::unique_ptr<Server> server_;
   ServiceAccess access_;
 };
@@ -136,6 +148,24 @@ TEST_F(IntegerPlanesTest, RoundsMixFloatsAndOtherPlanes) {
     EXPECT_EQ(halves, std::vector<uint16_t>(300, addend_bf16_from_f32(6.0f)));
     EXPECT_EQ(bits, std::vector<uint64_t>(40, 7));
   });
+}
+
+TEST_F(IntegerPlanesTest, ARestartThatChangesWhetherFloatsTravelIsAMismatchOnAllWorkers) {
+  for (int restart = 0; restart < 2; ++restart) {
+    std::barrier summed(kWorld, [&]() noexcept { restart_with_other_operations(); });
+    work([&](Reducer& reducer) {
+      std::vector<float> floats(kCount, 0.25f);
+      Round round;
+      round.add({Op::kSumF32, floats.size(), floats.data(), nullptr, nullptr});
+      const Status before = reducer.reduce(round, far());
+      EXPECT_TRUE(before) << before.error().message;
+      summed.arrive_and_wait();
+      const Status after = reducer.reduce(round, far());
+      ASSERT_FALSE(after);
+      EXPECT_EQ(after.error().code, Errc::kMismatch) << after.error().message;
+      EXPECT_NE(after.error().message.find("floats"), std::string::npos) << after.error().message;
+    });
+  }
 }
 
 }  // namespace

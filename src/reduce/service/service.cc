@@ -128,6 +128,7 @@ class ServiceReducer final : public Reducer {
         quorum_(session_->welcome().quorum),
         was_by_switch_(by_switch()),
         was_by_leaf_(by_leaf()),
+        summed_floats_(allows(Op::kSumF32)),
         stream_(session_->welcome().slots, payload_bytes_) {
     // Joining again is for what the stream is made for.
     options_.payload_bytes = payload_bytes_;
@@ -433,6 +434,14 @@ class ServiceReducer final : public Reducer {
       return make_error(Errc::kMismatch,
                         "the server's place in its tree has changed; all workers must join anew");
     }
+    // Rounds that some workers have begun look otherwise on those that begin them now.
+    if (allows(Op::kSumF32) != summed_floats_) {
+      return make_error(Errc::kMismatch, summed_floats_
+                                             ? "the job may not sum floats any more; all workers "
+                                               "must join anew"
+                                             : "the job may sum floats now; all workers must join "
+                                               "anew");
+    }
     if (session_->welcome().payload_bytes != payload_bytes_) {
       return make_error(Errc::kMismatch, "the path between the server and some worker carries " +
                                              std::to_string(session_->welcome().payload_bytes) +
@@ -480,6 +489,7 @@ class ServiceReducer final : public Reducer {
   uint32_t payload_bytes_, quorum_;
   bool was_by_switch_;  // contributions that are kept are in its byte order
   bool was_by_leaf_;    // and not longer than it can send on
+  bool summed_floats_;  // instead of integers in their place
   Stream stream_;
   IntegerRounds integer_rounds_;
   Forecast forecast_;
