@@ -64,6 +64,9 @@ class Copy {
 bool is_gone(Errc code) {
   return code == Errc::kUnavailable || code == Errc::kTimeout || code == Errc::kIo;
 }
+// Others may not have heard of a mismatch and find the primary gone: they would ask the fallback
+// in vain. So all do, and compare once more.
+bool ends_primary(Errc code) { return is_gone(code) || code == Errc::kMismatch; }
 
 // A worker completes round k only if all have contributed to it, so all have completed k - 1: the
 // rounds that workers have completed differ by one at the most, and two bits tell who is ahead.
@@ -122,7 +125,7 @@ class FallbackReducer final : public Reducer {
   Status reduce_first(Round& round, Deadline deadline, const Way& way) {
     contribution_.take(round, Copy::Of::kContribution);
     const Status status = way(*primary_);
-    if (!status && is_gone(status.error().code))
+    if (!status && ends_primary(status.error().code))
       return switch_over(status.error(), round, deadline, way);
     const bool changed = !status && status.error().code == Errc::kChanged;
     if (status || changed) {
@@ -139,7 +142,20 @@ class FallbackReducer final : public Reducer {
       if (interrupted_) return why;
       primary_.reset();
     }
+    const bool gone = is_gone(why.code);
+    if (gone) tell(why);
+    const Status status = finish(why, round, deadline, way);
+    if (gone) return status;
+    if (!status) return why;
+    tell(why);
+    return {};
+  }
+
+  void tell(const Error& why) const {
     if (on_switch_) on_switch_(why);
+  }
+
+  Status finish(const Error& why, Round& round, Deadline deadline, const Way& way) {
     constexpr uint32_t kPartial = 4;
     uint64_t places = uint64_t{1} << completed_ % 4 | uint64_t{partial_} << kPartial;
     Round question;

@@ -105,6 +105,33 @@ TEST(FallbackReducer, FinishesAStepWhoseClaimsOrPlanesOnlySomeHave) {
   }
 }
 
+// Whoever has the claims' sum has nothing more to ask for; the others would ask the fallback alone,
+// until their deadline.
+TEST(FallbackReducer, TellsAllWorkersThatClaimsDifferWhoeverHeardItFromTheServer) {
+  for (uint64_t told = 0; told < 1u << kWorld && !::testing::Test::HasFailure(); ++told) {
+    SCOPED_TRACE(told);
+    auto primary = create_local_group(kWorld), secondary = create_local_group(kWorld);
+    spawn_workers(kWorld, {}, [&](uint32_t w, Reducer&) {
+      auto reducer =
+          create_fallback_reducer(std::make_unique<DyingReducer>((*primary)->reducer(w), 1, told),
+                                  (*secondary)->reducer(w));
+      const Reducer::Claim claims[] = {{"the weather", w == 2 ? 8u : 7u}};
+      uint64_t lane = 1;
+      Round round;
+      round.add({Op::kOrU64, 1, &lane, nullptr, nullptr});
+      const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+      const Status status = (*reducer)->reduce_step(claims, round, deadline);
+      ASSERT_FALSE(status);
+      EXPECT_EQ(status.error().code, Errc::kMismatch) << status.error().message;
+      EXPECT_NE(status.error().message.find("the weather"), std::string::npos);
+      // What others did after that is not known.
+      const Status later = (*reducer)->reduce(round, far());
+      ASSERT_FALSE(later);
+      EXPECT_EQ(later.error().code, Errc::kUnavailable);
+    });
+  }
+}
+
 TEST(FallbackReducer, DoesNotGuessWhatASumWithoutSomeWorkersWouldHaveBeen) {
   auto primary = create_local_group(kWorld), secondary = create_local_group(kWorld);
   spawn_workers(kWorld, {}, [&](uint32_t w, Reducer&) {
