@@ -101,6 +101,16 @@ TEST(Loss, IsNotSeenForLongWhereDatagramsBeginToOvertakeEachOther) {
   EXPECT_LE(wire.resent() - resent, 20u);  // of 120,000
 }
 
+// What comes back 50 us after it was sent again was not swapped where a round trip is shorter.
+TEST(Loss, IsNotTakenForASwapOnTheShortestPaths) {
+  const Load load{"dense 256 KiB", {1, 187}, 60};
+  for (const uint64_t round_trip_ns : {10'000u, 40'000u}) {
+    const double none = run(load, 4, {round_trip_ns, 0}).seconds;
+    const double lossy = run(load, 4, {round_trip_ns, 0.01}).seconds;
+    EXPECT_GT(none / lossy, 0.6) << round_trip_ns;
+  }
+}
+
 // A window of four workers takes such an aggregator two milliseconds, which its path does not.
 constexpr Link kBusy{100'000, 0, 10, 0, 500}, kBusyAndLossy{100'000, 0.01, 10, 0, 500};
 

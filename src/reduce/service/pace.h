@@ -34,9 +34,9 @@ class Pace {
     return std::max(base_ns, std::min(base_ns << std::min(silences, 16u), kMostTimeoutNs));
   }
   /// How much later than a chunk that was sent after it a chunk may still come back.
-  uint64_t reorder_ns() const {
-    return std::max(std::min(least_ns(), smoothed_ns_) / 4, kLeastReorderNs);
-  }
+  uint64_t reorder_ns() const { return std::max(quarter_ns(), kLeastReorderNs); }
+  /// Whether what came back so long after it was sent again must be the answer to an earlier try.
+  bool is_too_soon(uint64_t elapsed_ns) const { return elapsed_ns < quarter_ns(); }
   /// How long a chunk that was overtaken is waited for before it counts as lost. Where a thousand
   /// came back in the order in which they were sent, no longer: all of a short round come back
   /// together, so whatever is waited then is added to the round.
@@ -90,6 +90,8 @@ class Pace {
   static constexpr uint32_t kFirstWindow = 64, kLeastWindow = 16;
   static constexpr uint64_t kFirstTimeoutNs = 20'000'000, kLeastTimeoutNs = 200'000,
                             kMostTimeoutNs = 250'000'000, kLeastReorderNs = 50'000;
+
+  uint64_t quarter_ns() const { return std::min(least_ns(), smoothed_ns_) / 4; }
 
   static constexpr uint64_t kLongPathNs = 1'000'000;
   static constexpr uint64_t kLateNs = 5'000'000'000;

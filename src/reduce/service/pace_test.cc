@@ -96,8 +96,11 @@ TEST(Pace, WhatIsOvertakenHasAQuarterOfTheLeastRoundTrip) {
   for (int i = 0; i < 4000; ++i)
     pace.measured(40'000'000, 1);  // a queue of our own making
   EXPECT_EQ(pace.reorder_ns(), 1'000'000u);
+  EXPECT_TRUE(pace.is_too_soon(999'999));
+  EXPECT_FALSE(pace.is_too_soon(1'000'000));
   pace.measured(10'000, 1);
   EXPECT_EQ(pace.reorder_ns(), 50'000u);
+  EXPECT_FALSE(pace.is_too_soon(2'500));  // the answer, and no swap
 }
 
 TEST(Pace, TheLeastRoundTripIsThatOfFiveToTenSeconds) {

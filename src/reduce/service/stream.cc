@@ -335,7 +335,7 @@ Stream::Verdict Stream::accept(const addend_frame_header& header, std::span<cons
       pace_.swapped();
     latest_back(header.slot) = std::max(latest_back(header.slot), state.order);
     in_need_ = 0;
-  } else if (now_ns < state.sent_ns + pace_.reorder_ns()) {
+  } else if (pace_.is_too_soon(now_ns - state.sent_ns)) {
     pace_.swapped();
   }
   pace_.progressed();
