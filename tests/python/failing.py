@@ -14,6 +14,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import addend.torch
+from addend import Codec
+from addend.pipeline import Pipeline
 from addend.torch import _collectives
 
 DEADLINE_S = 3.0
@@ -40,9 +42,9 @@ def engine_of(group: Any = None) -> Any:
     return _collectives._contexts[dist.group.WORLD if group is None else group].engine
 
 
-def await_news(engine: Any) -> None:
-    """An idle rank is told by another that it gave up."""
-    while engine.failure is None:
+def await_news(idle: Any) -> None:
+    """A handle, say, of an idle rank, which is told by another that it gave up."""
+    while idle.failure is None:
         time.sleep(0.01)
 
 
@@ -91,19 +93,26 @@ def whole_gradients(model: DistributedDataParallel) -> bool:
     return whole
 
 
-def break_jobs(engine: Any, stage: str, number: int, error: Exception) -> None:
-    """The `number`-th job of this rank from now on fails when it is encoded or when it ends."""
-    run = engine.run
+def break_jobs(stage: str, number: int, error: Exception) -> None:
+    """The `number`-th job of this rank from now on fails when it is encoded, or when it ends and
+    its codec is asked what it did."""
+    run, record = Pipeline.run, Codec.record
     jobs = 0
+    broken: set[Codec] = set()
 
-    def fail(*_: Any) -> NoReturn:
+    def fail() -> NoReturn:
         raise error
 
-    def breaking(place: Any, plan: Any, parts: Any, done: Any, failed: Any, **how: Any) -> None:
+    def breaking(pipeline: Pipeline, parts: Any, *args: Any, **how: Any) -> Any:
         nonlocal jobs
         jobs += 1
         if jobs == number and stage == "encode":
             how["prepare"] = fail
-        run(place, plan, parts, fail if (jobs, stage) == (number, "end") else done, failed, **how)
+        elif jobs == number:
+            broken.update(part.codec for part in parts)
+        return run(pipeline, parts, *args, **how)
 
-    engine.run = breaking
+    def recording(codec: Codec) -> bytes:
+        return fail() if codec in broken else record(codec)
+
+    Pipeline.run, Codec.record = breaking, recording  # type: ignore[assignment, method-assign]

@@ -329,7 +329,7 @@ def fail_a_switch(rank: int, world: int, after: str) -> None:
     before = handle.state_dict()["parameters"]
     assert before["weight"]["residual"].any()
     if rank == 0:  # the first job is the exchange of signals
-        break_jobs(handle._engine, "encode", 2, ValueError("broken by the test"))
+        break_jobs("encode", 2, ValueError("broken by the test"))
     assert "broken by the test" in fail_at(lambda: send(model, rank, WINDOWS[2]))[0]
     assert handle._buckets.known[0].spec == after
     state = handle.state_dict()["parameters"]

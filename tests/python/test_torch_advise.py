@@ -19,11 +19,11 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import addend  # noqa: E402
 from addend.torch import Link, advise  # noqa: E402
-from addend.torch._advise import record  # noqa: E402
 
 COMMAND = os.environ.get("ADDEND_COMMAND") or shutil.which("addend")
 needs_command = pytest.mark.skipif(COMMAND is None, reason="name `addend` in ADDEND_COMMAND")
 SLOW = Link(50.0, 0.1)
+ANSWER = {"verdict": "", "pays": False, "codec": "", "engine": "", "gain": 1, "band": [1, 1]}
 
 
 def cost(nbytes: float, seconds: float = 0.0) -> dict[str, Any]:
@@ -66,10 +66,20 @@ def steps_of(model: nn.Module) -> Any:
     return step
 
 
-def test_records_order_sizes_and_density_of_gradients() -> None:
+def record(model: nn.Module, step_fn: Any, steps: int, folder: Path) -> Any:
+    """What `addend plan` is given to read: a command in its place keeps that."""
+    command, job = folder / "plan", folder / "kept.json"
+    command.write_text(f"#!/bin/sh\ncp \"$3\" {job}\necho '{json.dumps(ANSWER)}'\n")
+    command.chmod(0o700)
+    answer = advise(model, step_fn, steps=steps, workers=2, link=SLOW, command=str(command))
+    assert answer.document == ANSWER
+    return json.loads(job.read_text())
+
+
+def test_records_order_sizes_and_density_of_gradients(tmp_path: Path) -> None:
     torch.manual_seed(1)
     model = Table()
-    job = record(model, steps_of(model), 8)
+    job = record(model, steps_of(model), 8, tmp_path)
     (bucket,) = job["buckets"]
     assert bucket["elements"] == 64_065
     assert bucket["tables"] == 64_000
@@ -78,7 +88,9 @@ def test_records_order_sizes_and_density_of_gradients() -> None:
     assert job["density"] == pytest.approx((6400 + 65) / 64_065)
 
 
-def test_large_models_have_several_buckets_and_the_last_layer_is_ready_first() -> None:
+def test_large_models_have_several_buckets_and_the_last_layer_is_ready_first(
+    tmp_path: Path,
+) -> None:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(4000, 2000), nn.Linear(2000, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -89,21 +101,21 @@ def test_large_models_have_several_buckets_and_the_last_layer_is_ready_first() -
         optimizer.step()
         optimizer.zero_grad()
 
-    job = record(model, step, 6)
+    job = record(model, step, 6, tmp_path)
     assert sum(one["elements"] for one in job["buckets"]) == 4000 * 2000 + 2000 + 20_010
     assert [one["ready_s"] for one in job["buckets"]] == sorted(
         one["ready_s"] for one in job["buckets"]
     )
 
 
-def test_leaves_no_hook_and_trains_as_without() -> None:
+def test_leaves_no_hook_and_trains_as_without(tmp_path: Path) -> None:
     ends = []
     for advised in (False, True):
         torch.manual_seed(1)
         model = Table()
         step = steps_of(model)
         if advised:
-            record(model, step, 6)
+            record(model, step, 6, tmp_path)
         else:
             for _ in range(6):
                 step()
@@ -139,10 +151,10 @@ def test_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(addend.Unsupported, match="no-such-command"):
         advise(model, step, link=SLOW, workers=2, command="no-such-command")
     with pytest.raises(addend.InvalidArgument, match="gave no parameter"):
-        record(model, lambda: None, 6)
+        record(model, lambda: None, 6, tmp_path)
     frozen = Table().requires_grad_(False)
     with pytest.raises(addend.InvalidArgument, match="no parameter that is trained"):
-        record(frozen, step, 6)
+        record(frozen, step, 6, tmp_path)
 
 
 @needs_command

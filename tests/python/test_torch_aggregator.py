@@ -19,7 +19,7 @@ from ranks import Ranks, notes, run_ranks
 from torch.nn.parallel import DistributedDataParallel
 
 import addend.torch
-from addend.torch import _jobs
+from addend import ServiceReducer
 
 COMMAND = os.environ.get("ADDEND_COMMAND") or shutil.which("addend")
 
@@ -150,14 +150,13 @@ def _several_models(rank: int, world: int, address: str, key: str) -> list[str]:
     """Models of all ranks and of some, one after the other and at once, by one server."""
     os.environ["ADDEND_KEY_FILE"] = key
     names: list[str] = []
-    join = _jobs.join
+    join = ServiceReducer.__init__
 
-    def noting(aggregator: addend.Aggregator, group: Any, device: torch.device) -> Any:
-        joined = join(aggregator, group, device)
-        names.append(joined.job)
-        return joined
+    def noting(reducer: ServiceReducer, *args: Any) -> None:
+        join(reducer, *args)
+        names.append(reducer.job)
 
-    _jobs.join = noting
+    ServiceReducer.__init__ = noting  # type: ignore[assignment, method-assign]
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     first = _Training(rank, aggregator=address)
     second = _Training(rank, aggregator=address)

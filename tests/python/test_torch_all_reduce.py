@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from ranks import notes, run_ranks  # noqa: E402
 from tensors import HALVES, LOSSLESS, LOSSY, PLAIN, integers, seeded, torchs_sum  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import addend  # noqa: E402
 import addend.torch  # noqa: E402
@@ -371,6 +372,14 @@ def test_a_group_of_one() -> None:
 # ---- which codec
 
 
+def what_it_attached(rank: int, world: int, spec: str) -> str:
+    model = DistributedDataParallel(torch.nn.Linear(2, 2))
+    handle = addend.torch.attach(model, codec=spec)
+    said = handle.explain()
+    handle.close()
+    return said
+
+
 @pytest.mark.parametrize(
     ("spec", "travels_as"),
     [
@@ -384,7 +393,8 @@ def test_a_group_of_one() -> None:
     ],
 )
 def test_few_bits_travel_as_indices(spec: str, travels_as: str) -> None:
-    assert _specs.tuned(spec) == travels_as
+    (said,) = run_ranks(1, what_it_attached, spec)
+    assert said == f"fixed: {travels_as}"
 
 
 # Eighteen ranks are the fewest whose whole sums would take 16 bits.
@@ -411,15 +421,6 @@ def test_sums_of_many_ranks_come_back_in_eight_bits_unless_one_is_on_a_device(
         levels = codec.next_round()
         assert levels is not None
         assert levels.planes[0].op.name == travels_as
-
-
-def test_the_first_pattern_that_matches_a_name_counts() -> None:
-    specs = _specs.Specs("exact", {"table.*": "dense", "*.weight": "quant:bits=8"}, world=2)
-    assert specs.of("table.weight") == "dense"
-    assert specs.of("layer.weight") == "quant:bits=8"
-    assert specs.of("layer.bias") == "exact"
-    with pytest.raises(addend.InvalidArgument, match="nonsense"):
-        _specs.Specs("exact", {"*": "nonsense"}, world=2)
 
 
 def bytes_of_a_quantised_sum(rank: int, world: int) -> float:

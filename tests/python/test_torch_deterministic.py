@@ -20,7 +20,6 @@ from training import MANY_BUCKETS, Recommender, digest, fit, recommender_loss  #
 import addend  # noqa: E402
 from addend.reducer import Reducer  # noqa: E402
 from addend.torch import Link, all_reduce, attach  # noqa: E402
-from addend.torch._checks import pinned  # noqa: E402
 
 # What measuring may give on one machine: steps that cost nothing, and bytes that do.
 MEASURED = (Link(1.0, 0.01), Link(1e6, 1000.0))
@@ -82,14 +81,6 @@ def test_plans_do_not_depend_on_the_network_if_that_is_asked_for(mesh: str) -> N
         assert len(set(asked)) == 1, what
 
 
-def test_the_callers_word_counts_before_torchs() -> None:
-    with torch_is_told():
-        assert pinned(None)
-        assert not pinned(False)
-    assert not pinned(None)
-    assert pinned(True)
-
-
 def too_late(rank: int, world: int) -> None:
     ones = torch.ones(10)
     all_reduce(ones.clone())
@@ -97,7 +88,8 @@ def too_late(rank: int, world: int) -> None:
         all_reduce(ones.clone(), deterministic=True)
     with torch_is_told(), pytest.raises(addend.InvalidArgument, match="from the first one on"):
         all_reduce(ones.clone())
-    assert torch.equal(all_reduce(ones.clone(), deterministic=False), ones * world)
+    with torch_is_told():  # the caller's word counts before torch's
+        assert torch.equal(all_reduce(ones.clone(), deterministic=False), ones * world)
     with pytest.raises(addend.InvalidArgument, match="deterministic 1 is not"):
         all_reduce(ones.clone(), deterministic=1)  # type: ignore[arg-type]
 

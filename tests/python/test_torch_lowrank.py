@@ -15,6 +15,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ranks import run_ranks  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from training import (  # noqa: E402
     MANY_BUCKETS,
     Recommender,
@@ -22,9 +24,13 @@ from training import (  # noqa: E402
     assert_same_bits,
     digest,
     fit,
+    generator,
     recommender_loss,
     trainer,
 )
+
+import addend  # noqa: E402
+import addend.torch  # noqa: E402
 
 RANK = 2
 CODEC = f"lowrank:rank={RANK}"
@@ -98,8 +104,6 @@ def load_and_train(rank: int, world: int, folder: Path, of_rank: int | None = No
 
 
 def refuse_anothers_state(rank: int, world: int, folder: Path) -> None:
-    import addend
-
     made = trainer(DEEP, recommender_loss, CODEC)
     handle = torch.load(folder / f"{1 - rank}.pt", weights_only=True)["handle"]
     with pytest.raises(addend.InvalidArgument, match="save one per rank"):
@@ -123,11 +127,8 @@ def test_another_world_goes_on_with_the_residuals_there_are(tmp_path: Path) -> N
 
 
 def sum_named(rank: int, world: int) -> None:
-    import addend
-    import addend.torch
-
-    generator = torch.Generator().manual_seed(5)
-    left, right = torch.randn(50, 2, generator=generator), torch.randn(2, 30, generator=generator)
+    random = torch.Generator().manual_seed(5)
+    left, right = torch.randn(50, 2, generator=random), torch.randn(2, 30, generator=random)
     matrix = left @ right * (rank + 1)
     with pytest.raises(addend.InvalidArgument, match="name"):
         addend.torch.all_reduce(matrix.clone(), codec=CODEC)
@@ -142,12 +143,42 @@ def test_all_reduce_of_a_matrix() -> None:
     run_ranks(2, sum_named)
 
 
-def test_rows_are_those_of_the_gradient_in_memory() -> None:
-    from addend.torch._bucket import rows_of
+class Parameters(nn.Module):
+    """Of these shapes and strides; gradients are what `forward` is given."""
 
-    assert rows_of(torch.empty(7)) == 0
-    assert rows_of(torch.empty(0, 5)) == 0
-    assert rows_of(torch.empty(5, 3)) == 5
-    assert rows_of(torch.empty(5, 3).t()) == 5
-    assert rows_of(torch.empty(8, 3, 5, 5)) == 8
-    assert rows_of(torch.empty(8, 3, 5, 5).to(memory_format=torch.channels_last)) == 8
+    def __init__(self, *likes: Any) -> None:
+        super().__init__()
+        self.all = nn.ParameterList(nn.Parameter(torch.zeros_like(p)) for p in likes)
+
+    def forward(self, *gradients: Any) -> Any:
+        return sum((p * gradient).sum() for p, gradient in zip(self.all, gradients))
+
+
+def outer_products(rank: int, world: int) -> None:
+    """A matrix of rank 1 comes back as it was, if rows are what they are in memory."""
+    likes = [
+        torch.empty(7),
+        torch.empty(0, 5),
+        torch.empty(15, 8),
+        torch.empty(15, 8).t(),
+        torch.empty(8, 3, 5, 5),
+        torch.empty(8, 3, 5, 5).to(memory_format=torch.channels_last),
+    ]
+    gradients = []
+    for like in likes:
+        outer = like.stride().index(max(like.stride()))
+        rows = torch.arange(1.0, like.shape[outer] + 1)
+        column = torch.randn(like.numel() // max(len(rows), 1), generator=generator(0))
+        flat = torch.outer(rows, column).flatten()
+        gradients.append(torch.empty_like(like).copy_(flat.as_strided(like.shape, like.stride())))
+    model = DistributedDataParallel(Parameters(*likes))
+    handle = addend.torch.attach(model, codec="lowrank:rank=1")
+    model(*gradients).backward()
+    for p, gradient in zip(model.parameters(), gradients):
+        torch.testing.assert_close(p.grad, gradient)
+    assert handle.metrics()["ratio"] > 3
+    handle.close()
+
+
+def test_rows_are_those_of_the_gradient_in_memory() -> None:
+    run_ranks(2, outer_products)

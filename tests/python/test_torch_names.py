@@ -10,11 +10,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ranks import run_ranks  # noqa: E402
-from tensors import integers, seeded, torchs_sum  # noqa: E402
+from tensors import believe_in, integers, seeded, torchs_sum  # noqa: E402
 
 import addend  # noqa: E402
-from addend.torch import Link, _collectives, _specs, all_reduce, metrics  # noqa: E402
+from addend.torch import Link, all_reduce, metrics  # noqa: E402
 
+MANY = 70  # more shapes than are remembered of tensors without a name
 FEEDBACK = "quant:bits=2,feedback=float"
 
 
@@ -39,20 +40,19 @@ def test_a_residual_belongs_to_a_name() -> None:
         assert error < 0.05
 
 
-def many_names(rank: int, world: int) -> tuple[float, int]:
+def many_names(rank: int, world: int) -> float:
     mine = torch.randn(500, generator=seeded(rank, "mine"))
     all_reduce(mine.clone(), codec=FEEDBACK, name="oldest")
-    for number in range(_collectives._MOST_SHAPES + 4):
+    for number in range(MANY):
         all_reduce(torch.zeros(500), codec=FEEDBACK, name=f"name {number}")
         all_reduce(torch.zeros(number))
     rest = all_reduce(torch.zeros(500), codec=FEEDBACK, name="oldest")
-    return float(rest.norm()), len(_collectives._context(None, 30.0).known)
+    return float(rest.norm())
 
 
 def test_names_are_not_forgotten() -> None:
-    for norm, kinds in run_ranks(2, many_names):
+    for norm in run_ranks(2, many_names):
         assert norm > 1.0
-        assert kinds == _collectives._MOST_SHAPES
 
 
 def a_name_for_two(rank: int, world: int) -> list[str]:
@@ -89,7 +89,7 @@ def mode_of(call: Any) -> str:
 
 
 def dense_then_sparse(rank: int, world: int) -> dict[str, str]:
-    _collectives._context(None, 30.0).engine.link = Link(latency_us=50.0, gbit_per_s=1.0)
+    believe_in(Link(latency_us=50.0, gbit_per_s=1.0))
     full = integers(rank, (4000, 64), dense=True) + 1
     few = torch.zeros(4000, 64)
     few[rank * 7 : rank * 7 + 5] = 1.0
@@ -119,10 +119,3 @@ def test_a_dense_tensor_does_not_decide_for_a_sparse_one_of_its_shape() -> None:
             "few, named": "mode/two-level",
             "tiny": "mode/dense",
         }
-
-
-def test_options_are_added_where_none_are_given() -> None:
-    assert _specs.with_option("exact", "probe", "0") == "exact:probe=0"
-    assert _specs.with_option("exact:", "probe", "0") == "exact:probe=0"
-    assert _specs.with_option("exact:mode=packed", "probe", "0") == "exact:mode=packed,probe=0"
-    assert _specs.with_option("exact:probe=9", "probe", "0") == "exact:probe=9"

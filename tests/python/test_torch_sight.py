@@ -17,14 +17,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
+from tensors import believe_in
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from training import Lines
 
 import addend
 import addend.torch
+from addend import reducer as reducers
 from addend.pipeline import STAGES
-from addend.torch import Link, _collectives, _log, _meter
-from addend.torch._group_sums import GroupSums
+from addend.reducer import Reducer
+from addend.report import from_record
+from addend.torch import Link
 from addend.torch._meter import Meter
 from addend.torch._peers import Place
 
@@ -64,26 +68,30 @@ class Books:
     def __init__(self) -> None:
         self.plane_bytes = 0
         self.counts: collections.Counter[str] = collections.Counter()
-        reduce, read = GroupSums._reduce, _meter.from_record  # type: ignore[attr-defined]
+        call_back, record = reducers.call_back, addend.Codec.record
 
-        def counting_reduce(sums: GroupSums, planes: Any) -> None:
-            # But for what ranks compare before they add anything.
-            alike = ((addend.Op.MAX_U32, 32), (addend.Op.SUM_F32, 1))
-            gradients = [p for p in planes if (p.op, p.lanes) not in alike]
-            self.plane_bytes += sum(plane.nbytes for plane in gradients)
-            reduce(sums, planes)
+        def counting(world: int, rank: int, reduce: Any, **named: Any) -> Reducer:
+            def reduce_and_count(planes: Any, timeout_s: float) -> None:
+                # But for what ranks compare before they add anything.
+                alike = ((addend.Op.MAX_U32, 32), (addend.Op.SUM_F32, 1))
+                gradients = [p for p in planes if (p.op, p.lanes) not in alike]
+                self.plane_bytes += sum(plane.nbytes for plane in gradients)
+                reduce(planes, timeout_s)
 
-        def counting_read(record: bytes) -> addend.Report:
-            seen = read(record)
+            return call_back(world, rank, reduce_and_count, **named)
+
+        def recording(codec: addend.Codec) -> bytes:
+            found = record(codec)
+            seen = from_record(found)
             self.counts["wire_bytes"] += seen.wire_bytes
             self.counts["dense_bytes"] += seen.dense_bytes
             self.counts[f"mode/{seen.mode}"] += 1
             if seen.fallback != "none":
                 self.counts[f"fallback/{seen.fallback}"] += 1
-            return seen
+            return found
 
-        GroupSums._reduce = counting_reduce  # type: ignore[assignment, method-assign]
-        _meter.from_record = counting_read  # type: ignore[attr-defined]
+        reducers.call_back = counting  # type: ignore[assignment]
+        addend.Codec.record = recording  # type: ignore[assignment, method-assign]
 
 
 def measure(rank: int, world: int) -> None:
@@ -93,10 +101,11 @@ def measure(rank: int, world: int) -> None:
 
 
 def _check_bytes_modes_and_fallbacks(rank: int, world: int) -> None:
+    books = Books()
     model, handle = attach("exact:mode=sketch", doubles=True)
     assert handle.metrics()["wire_bytes"] == 0
     assert handle.metrics()["ratio"] == 1.0
-    books = Books()
+    books.plane_bytes = 0  # those of the link's measurement
     begin = time.perf_counter()
     for _ in range(4):
         one_step(model, rank)
@@ -182,9 +191,7 @@ def _check_error_estimate(rank: int, spec: str) -> None:
 
 def _check_sparse_bytes(rank: int, world: int) -> None:
     group = dist.new_group()
-    # By this link, gathering is the better way.
-    addend.torch.all_reduce(torch.zeros(0), group=group)
-    _collectives._contexts[group].engine.link = Link(latency_us=1e6, gbit_per_s=1e3)
+    believe_in(Link(latency_us=1e6, gbit_per_s=1e3))  # by which gathering is the better way
     for _ in range(3):
         rows = torch.arange(TOUCHED)[None] + rank * TOUCHED
         addend.torch.all_reduce(
@@ -267,24 +274,35 @@ def test_a_trace_has_all_stages_of_exactly_the_steps_asked_for(tmp_path: Path) -
     run_ranks(2, trace, tmp_path)
 
 
-def test_a_trace_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
-    meter = Meter(0)
+def refuse_traces(rank: int, world: int, folder: Path) -> None:
+    model, handle = attach("exact")
     with pytest.raises(OSError, match="No such file"):
-        meter.start_trace(str(tmp_path / "nowhere" / "trace.json"), 1)
+        handle.start_trace(str(folder / "nowhere" / "trace.json"), 1)
     with pytest.raises(addend.InvalidArgument, match="0 steps"):
-        meter.start_trace(str(tmp_path / "trace.json"), 0)
-    meter.step_done(0, 0.0)
+        handle.start_trace(str(folder / "trace.json"), 0)
+    one_step(model, rank)
 
 
-def test_a_full_disk_ends_the_trace_but_not_the_step(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_trace_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    run_ranks(1, refuse_traces, tmp_path)
+
+
+def fill_the_disk(rank: int, world: int) -> str:
+    log = Lines("addend.state")
+    model, handle = attach("exact")
+    handle.start_trace("/dev/full", 1)
+    one_step(model, rank)
+    handle.stop_trace()  # there is none any more
+    handle.close()
+    return log.take()
+
+
+def test_a_full_disk_ends_the_trace_but_not_the_step() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
-    meter = Meter(0)
-    meter.start_trace("/dev/full", 1)
-    meter.left_done(0.0, 1.0, Place(), 0, "mode/dense")
-    meter.step_done(0, 0.0)
-    assert "the trace is lost" in caplog.text
-    meter.stop_trace()
+    (said,) = run_ranks(1, fill_the_disk)
+    assert said.startswith("the trace is lost")
+    assert "\n" not in said
 
 
 def test_events_of_one_lane_do_not_overlap_and_an_older_step_is_not_counted(
@@ -418,7 +436,7 @@ def describe_logger(rank: int, world: int) -> tuple[list[str], int, bool]:
         ("", ([], logging.NOTSET, True)),
         ("warn", (["stderr"], logging.WARNING, False)),
         ("INFO", (["stderr"], logging.INFO, False)),
-        ("TRACE", (["stderr"], _log.TRACE, False)),
+        ("TRACE", (["stderr"], 5, False)),
         ("LOUD", (["stderr"], logging.WARNING, False)),
     ],
 )

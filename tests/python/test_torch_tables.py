@@ -6,14 +6,15 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import pytest
 import torch
 from ranks import run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from training import Lines, generator
 
+import addend
 import addend.torch
-from addend.torch import _specs
 
 ROWS, USED, WIDTH = 600, 200, 16
 
@@ -97,22 +98,31 @@ def test_a_lossy_codec_leaves_tables_alone() -> None:
             assert "stay with exact: bags.weight (" in found["said of tied ones"]
 
 
-def test_tables_are_parameters_that_embeddings_alone_use() -> None:
-    for tied, expected in ((False, {"items.weight", "bags.weight"}), (True, {"bags.weight"})):
-        model = Model(tied)
-        names = _specs.names_of(model)
-        assert {names[i] for i in _specs.tables_of(model)} == expected
+def explained(rank: int, world: int, codec: str, rules: dict[str, str]) -> str:
+    """Of buckets of one parameter each, in the order of gradients."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Model(), bucket_cap_mb=1e-6)
+    handle = addend.torch.attach(model, codec=codec, overrides=rules)
+    for step in range(2):  # DDP may move parameters after a step
+        model(torch.randint(USED, (8, 3), generator=generator(rank, step))).sum().backward()
+    said = handle.explain()
+    handle.close()
+    return said
 
 
 def test_only_a_lossy_default_spares_tables() -> None:
-    for default, spec in (("exact:mode=packed", "exact:mode=packed"), ("dense", "dense")):
-        specs = _specs.Specs(default, {}, world=2, tables=["table"])
-        assert specs.of("table") == spec
-        assert not specs.spared
-    specs = _specs.Specs("quant:bits=8", {"other": "dense"}, world=2, tables=["table", "other"])
-    assert (specs.of("table"), specs.of("other")) == ("exact", "dense")
-    assert specs.of("layer") == "quant:bits=8"
-    assert str(specs) == "quant:bits=8, other: dense, embedding tables: exact"
+    table, layer = f"{ROWS * WIDTH} elements, ", f"{ROWS} elements, "
+    for codec in ("exact:mode=packed", "dense"):
+        first, *buckets = run_ranks(1, explained, codec, {})[0].splitlines()
+        assert first == f"fixed: {codec}"
+        assert all(line.endswith(f"elements, {codec}") for line in buckets)
+    rules = {"bags.*": "dense", "b*": "exact"}  # the first that matches counts
+    (said,) = run_ranks(1, explained, "quant:bits=8", rules)
+    first, *buckets = said.splitlines()
+    assert first == "fixed: quant:bits=8, bags.*: dense, b*: exact, embedding tables: exact"
+    told = sorted(line.partition(": ")[2] for line in buckets)
+    tables = [table + spec for spec in ("quant:bits=8", "dense", "exact")]
+    assert told == sorted([layer + "quant:bits=8", *tables])
 
 
 def patterns_that_match_nothing(rank: int, world: int) -> str:
@@ -124,6 +134,8 @@ def patterns_that_match_nothing(rank: int, world: int) -> str:
         "_orig_mod.items.*": "dense",
         "x": "exact",
     }
+    with pytest.raises(addend.InvalidArgument, match="nonsense"):
+        addend.torch.attach(model, overrides={"*": "nonsense"})
     addend.torch.attach(model, overrides=rules).close()
     return log.take()
 

@@ -10,12 +10,21 @@ import struct
 import threading
 from typing import Any, Callable
 
-from addend.torch import _group, _start
+from addend import reducer as reducers
 
 _FRAME = struct.Struct("<IIQQQ64x")  # magic, kind, round, shape, length; claims
 _MAGIC = 0x31484D41
 _SHARE = 0
 _PATIENCE_S = 60.0
+
+
+def open_sockets() -> dict[int, str]:
+    """This process's, by descriptor."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+    return {fd: one for fd, one in found.items() if one.startswith("socket:")}
 
 
 class Wiretap:
@@ -28,19 +37,19 @@ class Wiretap:
         self._armed = False
         self._seen: set[int] = set()  # rounds since then
         self._lock = threading.Lock()
-        connect = _start.connect  # type: ignore[attr-defined]
+        connect = reducers.connect
 
         def tapped(peers: Any, *args: Any, **named: Any) -> Any:
-            before = _group._connections()
+            before = open_sockets()
             made = connect(peers, *args, **named)
-            found = [fd for fd, one in _group._connections().items() if before.get(fd) != one]
+            found = [fd for fd, one in open_sockets().items() if before.get(fd) != one]
             assert len(found) == len(peers) - 1
             self._together = threading.Barrier(len(found), action=self._strike)
             for fd in found:
                 self._insert(fd)
             return made
 
-        _start.connect = tapped  # type: ignore[attr-defined]
+        reducers.connect = tapped
 
     def arm(self) -> None:
         """When every earlier round has ended on all ranks."""

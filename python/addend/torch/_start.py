@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 from addend import Aggregator, Error, Mismatch
-from addend.reducer import Link, Reducer, alone, call_back, connect, fall_back, stage
+from addend import reducer as reducers
+from addend.reducer import Link, Reducer
 from addend.torch import _group, _jobs, _log
 from addend.torch._bucket import digest
 from addend.torch._engine import Engine, Way, can_encode_on, close_orphans
@@ -63,7 +64,7 @@ def start(
         try:
             # All stage or none: chunks are rounds of their own.
             if there and not way.takes_devices:
-                reducer = stage(reducer)
+                reducer = reducers.stage(reducer)
             found = link if link is not None else reducer.measure_link(deadline_s)
             reducer.set_link(found)
             return Engine(own, where, reducer, peers, found, deadline_s, way, there, threads or 0)
@@ -92,7 +93,7 @@ def _make_reducer(
         # The backend's own patience is longer than ours: its watchdog ends the process.
         patience = deadline_s if device.type == "cpu" else 2 * deadline_s + _ASIDE_S
         way = Way("group", _group.make_own(group, patience, device.type), device.type != "cpu")
-        reducer = call_back(
+        reducer = reducers.call_back(
             peers.world,
             peers.rank,
             GroupSums(way.group, device).reduce,
@@ -108,14 +109,14 @@ def _make_reducer(
             why,
         )
 
-    return fall_back(service, reducer, tell), Way("server", way.group)
+    return reducers.fall_back(service, reducer, tell), Way("server", way.group)
 
 
 def _open_mesh(peers: Peers, exchange: Callable[[bytes], list[bytes]]) -> Reducer | None:
     """Direct connections between all ranks, or None on all of them. Collective."""
     off = os.environ.get("ADDEND_MESH") == "off"
     if peers.world == 1 and not off:
-        return alone()
+        return reducers.alone()
     refused = off or peers.world > _MESH_MOST_RANKS
     if any(said == b"0" for said in exchange(b"0" if refused else b"1")):
         return None
@@ -125,7 +126,7 @@ def _open_mesh(peers: Peers, exchange: Callable[[bytes], list[bytes]]) -> Reduce
     addresses = [said.decode().strip() for said in exchange(own.encode().ljust(_ADDRESS_BYTES))]
     reducer: Reducer | None = None
     try:
-        reducer = connect(
+        reducer = reducers.connect(
             addresses, peers.rank, listener=listener, token=peers.token, timeout_s=_MESH_S
         )
     except Error as error:
