@@ -265,7 +265,3 @@ def is_known(group: Group) -> bool:
     except Exception:  # which one depends on the release
         return False
     return True
-
-
-def seconds(count: float) -> timedelta:
-    return timedelta(seconds=count)
