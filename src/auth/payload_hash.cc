@@ -11,7 +11,6 @@
 #include "base/simd.h"
 #include "wire/tag.h"
 
-#define HWY_WANT_AVX3_DL 1
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "auth/payload_hash.cc"
 #include <hwy/cache_control.h>

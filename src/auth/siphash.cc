@@ -7,7 +7,6 @@
 
 #include "base/simd.h"
 
-#define HWY_WANT_AVX3_DL 1
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "auth/siphash.cc"
 #include <hwy/foreach_target.h>

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/simd.h"
 
-#include "addend/simd.h"
-
-#define HWY_WANT_AVX3_DL 1
 #include <hwy/highway.h>
 #include <hwy/targets.h>
+
+#include "addend/simd.h"
 
 namespace addend {
 

@@ -6,9 +6,9 @@
 
 #include <algorithm>
 
+#include "base/simd.h"
 #include "fold/reference.h"
 
-#define HWY_WANT_AVX3_DL 1
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "fold/simd_kernels.cc"
 #include <hwy/foreach_target.h>

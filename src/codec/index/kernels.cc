@@ -12,7 +12,6 @@
 #include "base/simd.h"
 #include "codec/index/kernels_reference.h"
 
-#define HWY_WANT_AVX3_DL 1
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "codec/index/kernels.cc"
 #include <hwy/cache_control.h>

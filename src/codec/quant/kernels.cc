@@ -9,7 +9,6 @@
 #include "codec/quant/block.h"
 #include "codec/quant/reference.h"
 
-#define HWY_WANT_AVX3_DL 1
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "codec/quant/kernels.cc"
 #include <hwy/cache_control.h>
