@@ -2,7 +2,8 @@
 // What quant does to one block of a gradient. A block is a power of two of at least kLeastBlock
 // elements, in a float buffer of its own. All arithmetic is defined over sixteen running lanes
 // (element i belongs to lane i % 16), so that scalar and SIMD code of any width write the same
-// bytes. reference.h is the specification, kernels.cc the fast version.
+// bytes. reference.h is the specification, encode_kernels.cc and decode_kernels.cc are the fast
+// version.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// block.h on the best instruction set. A block stays in a first-level cache, so the cost is
-// arithmetic: per vector of sixteen elements about 8 operations inside it and 1 per further stage
-// for the transform, and about 15 for rounding. Vectors narrower than sixteen lanes add up their
-// part of the sixteen running sums one after the other.
+// What encoding does to a block (block.h), on the best instruction set. A block stays in a
+// first-level cache, so the cost is arithmetic: per vector of sixteen elements about 8 operations
+// inside it and 1 per further stage for the transform, and about 15 for rounding. Vectors narrower
+// than sixteen lanes add up their part of the sixteen running sums one after the other.
 #include <cstring>
 
 #include "base/simd.h"
@@ -10,32 +10,15 @@
 #include "codec/quant/reference.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "codec/quant/kernels.cc"
-#include <hwy/cache_control.h>
+#define HWY_TARGET_INCLUDE "codec/quant/encode_kernels.cc"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
+
+#include "codec/quant/transform-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace addend::quant::HWY_NAMESPACE {
 namespace {
-
-namespace hn = hwy::HWY_NAMESPACE;
-
-using DF = hn::CappedTag<float, kLanes>;
-using DI = hn::RebindToSigned<DF>;
-using VF = hn::Vec<DF>;
-using VI = hn::Vec<DI>;
-
-constexpr uint32_t kWidth = HWY_MAX_BYTES / 4 < kLanes ? HWY_MAX_BYTES / 4 : kLanes;
-constexpr uint32_t kGroups = kLanes / kWidth;
-
-// A write of what is not read soon; `past` the caches, where the address allows.
-HWY_INLINE void write(VF v, float* to, bool past) {
-  past ? hn::Stream(v, DF(), to) : hn::StoreU(v, DF(), to);
-}
-HWY_INLINE bool can_stream(const float* to) {
-  return reinterpret_cast<uintptr_t>(to) % (kWidth * sizeof(float)) == 0;
-}
 
 // The energy of what `element(i)` gives for the vectors from 0 to n.
 template <typename Element>
@@ -75,112 +58,10 @@ float add_owed_kernel(const float* x, const float* owed, uint64_t n, float* sum,
   });
 }
 
-// v with the signs of the lanes flipped whose bit is set, from bit i of the bitmap on.
-HWY_INLINE VF flipped(VF v, const uint64_t* signs, uint64_t i) {
-  const DF d;
-  if constexpr (kWidth >= 8) {
-    const auto mask = hn::LoadMaskBits(d, reinterpret_cast<const uint8_t*>(signs) + i / 8);
-    return hn::Xor(v, hn::IfThenElseZero(mask, hn::Set(d, -0.0f)));
-  }
-  const uint8_t bits = static_cast<uint8_t>(signs[i / 64] >> (i % 64));
-  return hn::Xor(v, hn::IfThenElseZero(hn::LoadMaskBits(d, &bits), hn::Set(d, -0.0f)));
-}
-
-// One butterfly inside a vector: lanes without bit h get a + b, those with it a - b. `partner`
-// holds each lane's other operand; the product with +-1 is exact, so this rounds once, as the
-// reference does.
-template <uint32_t kH>
-HWY_INLINE VF signs_of() {
-  const DF d;
-  HWY_ALIGN float signs[kLanes];
-  for (uint32_t l = 0; l < kWidth; ++l)
-    signs[l] = (l & kH) != 0 ? -1.0f : 1.0f;
-  return hn::Load(d, signs);
-}
-
-// The stages h = 1 .. kWidth/2.
-HWY_INLINE VF inner_stages(VF v, VF s1, VF s2, VF s4, VF s8) {
-  const DF d;
-  v = hn::MulAdd(v, s1, hn::Reverse2(d, v));
-  v = hn::MulAdd(v, s2, hn::Shuffle1032(v));
-  if constexpr (kWidth >= 8) v = hn::MulAdd(v, s4, hn::SwapAdjacentBlocks(v));
-  if constexpr (kWidth >= 16) v = hn::MulAdd(v, s8, hn::ConcatLowerUpper(d, v, v));
-  (void)s4;
-  (void)s8;
-  return v;
-}
-
-HWY_INLINE void butterfly(VF& a, VF& b) {
-  const VF sum = hn::Add(a, b);
-  b = hn::Sub(a, b);
-  a = sum;
-}
-
-// kStages stages from h on, in one pass over memory: 2^kStages vectors in registers.
-template <uint32_t kStages, typename Store>
-HWY_INLINE void outer_stages(const float* x, uint64_t n, uint64_t h, Store store) {
-  const DF d;
-  constexpr uint32_t kCount = 1u << kStages;
-  for (uint64_t base = 0; base < n; base += kCount * h) {
-    for (uint64_t i = base; i < base + h; i += kWidth) {
-      VF v[kCount];
-      for (uint32_t j = 0; j < kCount; ++j)
-        v[j] = hn::LoadU(d, x + i + j * h);
-      for (uint32_t step = 1; step < kCount; step *= 2) {
-        for (uint32_t j = 0; j < kCount; ++j) {
-          if ((j & step) == 0) butterfly(v[j], v[j | step]);
-        }
-      }
-      for (uint32_t j = 0; j < kCount; ++j)
-        store(v[j], i + j * h);
-    }
-  }
-}
-
-// The stages from h on; few passes, because a pass costs a load and a store a vector. The last one
-// leaves x as it is, and gives each vector and its place to `last`. REQUIRES: h < n.
-template <typename Last>
-HWY_INLINE void stages_from(float* x, uint64_t n, uint64_t h, Last last) {
-  const auto back = [x](VF v, uint64_t i) HWY_ATTR { hn::StoreU(v, DF(), x + i); };
-  while (n / h > 8) {
-    if (n / h == 16) {
-      outer_stages<2>(x, n, h, back);
-      h *= 4;
-    } else {
-      outer_stages<3>(x, n, h, back);
-      h *= 8;
-    }
-  }
-  if (n / h == 8) return outer_stages<3>(x, n, h, last);
-  if (n / h == 4) return outer_stages<2>(x, n, h, last);
-  outer_stages<1>(x, n, h, last);
-}
-
-// The first pass: all stages inside vectors and the one between neighbours.
-template <typename Load>
-HWY_INLINE void first_stages(uint64_t n, float* y, Load load) {
-  const DF d;
-  const VF s1 = signs_of<1>(), s2 = signs_of<2>(), s4 = signs_of<4>(), s8 = signs_of<8>();
-  for (uint64_t i = 0; i < n; i += 2 * kWidth) {
-    VF a = inner_stages(load(i), s1, s2, s4, s8),
-       b = inner_stages(load(i + kWidth), s1, s2, s4, s8);
-    butterfly(a, b);
-    hn::StoreU(a, d, y + i);
-    hn::StoreU(b, d, y + i + kWidth);
-  }
-}
-
 void rotate_kernel(const float* x, const uint64_t* signs, uint64_t n, float* y) {
   first_stages(n, y,
                [&](uint64_t i) HWY_ATTR { return flipped(hn::LoadU(DF(), x + i), signs, i); });
   stages_from(y, n, 2 * kWidth, [y](VF v, uint64_t i) HWY_ATTR { hn::StoreU(v, DF(), y + i); });
-}
-
-void unrotate_kernel(float* x, const uint64_t* signs, uint64_t n, float* y, bool past) {
-  first_stages(n, x, [&](uint64_t i) HWY_ATTR { return hn::LoadU(DF(), x + i); });
-  past = past && can_stream(y);
-  stages_from(x, n, 2 * kWidth,
-              [&](VF v, uint64_t i) HWY_ATTR { write(flipped(v, signs, i), y + i, past); });
 }
 
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
@@ -260,8 +141,6 @@ class Lookup {
   VI registers_[kRegisters == 0 ? 1 : kRegisters];
 };
 #endif
-
-using D8 = hn::Rebind<uint8_t, DF>;
 
 // The low byte of every lane. Highway 1.0.3 gets its own truncation wrong on one target.
 HWY_INLINE hn::Vec<D8> low_bytes(VI v) {
@@ -488,86 +367,6 @@ void quantise_indices_kernel(const Quantiser& q, const float* x, uint64_t n, uin
   quantise_any<true>(q, x, n, indices);
 }
 
-void look_up_kernel(const uint8_t* levels, const uint8_t* HWY_RESTRICT packed, uint64_t n,
-                    uint8_t* HWY_RESTRICT out) {
-  const hn::FixedTag<uint8_t, 16> d;
-  const hn::FixedTag<uint16_t, 8> d16;
-  const auto table = hn::LoadU(d, levels);
-  const auto nibble = hn::Set(d, 15);
-  for (uint64_t i = 0; i < n; i += 32) {
-    const auto both = hn::LoadU(d, packed + i / 2);
-    const auto even = hn::And(both, nibble);
-    const auto odd = hn::And(hn::BitCast(d, hn::ShiftRight<4>(hn::BitCast(d16, both))), nibble);
-    hn::StoreU(hn::TableLookupBytes(table, hn::InterleaveLower(even, odd)), d, out + i);
-    hn::StoreU(hn::TableLookupBytes(table, hn::InterleaveUpper(d, even, odd)), d, out + i + 16);
-  }
-}
-
-template <typename T>
-HWY_INLINE void dequantise_any(const T* HWY_RESTRICT sums, uint64_t n, float factor, float offset,
-                               float* HWY_RESTRICT x) {
-  const DF d;
-  const DI di;
-  const hn::Rebind<T, DF> dt;
-  const VF f = hn::Set(d, factor), o = hn::Set(d, offset);
-  for (uint64_t i = 0; i < n; i += kWidth) {
-    VI whole;
-    if constexpr (sizeof(T) == 4) {
-      whole = hn::BitCast(di, hn::LoadU(dt, sums + i));
-    } else {
-      whole = hn::PromoteTo(di, hn::LoadU(dt, sums + i));
-    }
-    hn::StoreU(hn::Add(hn::Mul(hn::ConvertTo(d, whole), f), o), d, x + i);
-  }
-}
-void dequantise8(const uint8_t* sums, uint64_t n, float factor, float offset, float* x) {
-  dequantise_any(sums, n, factor, offset, x);
-}
-void dequantise16(const uint16_t* sums, uint64_t n, float factor, float offset, float* x) {
-  dequantise_any(sums, n, factor, offset, x);
-}
-void dequantise32(const uint32_t* sums, uint64_t n, float factor, float offset, float* x) {
-  dequantise_any(sums, n, factor, offset, x);
-}
-
-// In floats: a step times a value has 24 bits, so all but the last sum of widened_twice is exact,
-// and that one rounds as a conversion would.
-void dequantise_narrow(const narrow::Group& group, uint32_t first,
-                       const uint8_t* HWY_RESTRICT values, uint64_t n, float factor, float offset,
-                       float* HWY_RESTRICT x) {
-  const DF d;
-  const DI di;
-  const hn::Rebind<uint16_t, DF> d16;
-  const auto set = [&](uint32_t u) HWY_ATTR { return hn::Set(d16, static_cast<uint16_t>(u)); };
-  const auto whole = [&](uint32_t u) HWY_ATTR {
-    return hn::Set(d, static_cast<float>(static_cast<int32_t>(u)));
-  };
-  const auto step16 = set(group.step), next = set(kWidth * narrow::kSpread);
-  const VF step = whole(group.step), middle = whole(2 * group.base + group.step - 1);
-  const VF f = hn::Set(d, factor), o = hn::Set(d, offset);
-  auto drawn = hn::Add(hn::Mul(hn::Iota(d16, static_cast<uint16_t>(first)), set(narrow::kSpread)),
-                       set(group.seed << 8));
-  for (uint64_t i = 0; i < n; i += kWidth) {
-    const VF dither = hn::ConvertTo(d, hn::PromoteTo(di, hn::MulHigh(drawn, step16)));
-    const VF value = hn::ConvertTo(d, hn::PromoteTo(di, hn::LoadU(D8(), values + i)));
-    const VF above = hn::Sub(hn::Mul(step, value), dither);
-    const VF twice = hn::Add(middle, hn::Add(above, above));
-    hn::StoreU(hn::Add(hn::Mul(twice, f), o), d, x + i);
-    drawn = hn::Add(drawn, next);
-  }
-}
-
-void subtract_kernel(const uint8_t* HWY_RESTRICT levels, uint64_t n, float factor, float offset,
-                     float* HWY_RESTRICT x) {
-  const DF d;
-  const VF f = hn::Set(d, factor), o = hn::Set(d, offset);
-  for (uint64_t i = 0; i < n; i += kWidth) {
-    const VF level = hn::ConvertTo(d, hn::PromoteTo(DI(), hn::LoadU(D8(), levels + i)));
-    const VF left = hn::Sub(hn::LoadU(d, x + i), hn::Add(hn::Mul(level, f), o));
-    hn::StoreU(hn::IfThenElseZero(hn::IsFinite(left), left), d, x + i);
-  }
-}
-
 }  // namespace
 }  // namespace addend::quant::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -578,15 +377,8 @@ namespace addend::quant {
 HWY_EXPORT(energy_kernel);
 HWY_EXPORT(add_owed_kernel);
 HWY_EXPORT(rotate_kernel);
-HWY_EXPORT(unrotate_kernel);
 HWY_EXPORT(quantise_levels_kernel);
 HWY_EXPORT(quantise_indices_kernel);
-HWY_EXPORT(look_up_kernel);
-HWY_EXPORT(dequantise8);
-HWY_EXPORT(dequantise16);
-HWY_EXPORT(dequantise32);
-HWY_EXPORT(dequantise_narrow);
-HWY_EXPORT(subtract_kernel);
 
 float energy(const float* x, uint64_t n) {
   return scalar_forced() ? reference::energy(x, n) : HWY_DYNAMIC_DISPATCH(energy_kernel)(x, n);
@@ -597,16 +389,9 @@ float add_owed(const float* x, const float* owed, uint64_t n, float* sum, bool p
   return HWY_DYNAMIC_DISPATCH(add_owed_kernel)(x, owed, n, sum, past_caches);
 }
 
-void flush() { hwy::FlushStream(); }
-
 void rotate(const float* x, const uint64_t* signs, uint64_t n, float* y) {
   if (scalar_forced()) return reference::rotate(x, signs, n, y);
   HWY_DYNAMIC_DISPATCH(rotate_kernel)(x, signs, n, y);
-}
-
-void unrotate(float* x, const uint64_t* signs, uint64_t n, float* y, bool past_caches) {
-  if (scalar_forced()) return reference::unrotate(x, signs, n, y);
-  HWY_DYNAMIC_DISPATCH(unrotate_kernel)(x, signs, n, y, past_caches);
 }
 
 void quantise_levels(const Quantiser& quantiser, const float* x, uint64_t n, uint8_t* levels) {
@@ -617,34 +402,6 @@ void quantise_levels(const Quantiser& quantiser, const float* x, uint64_t n, uin
 void quantise_indices(const Quantiser& quantiser, const float* x, uint64_t n, uint8_t* indices) {
   if (scalar_forced()) return reference::quantise<true>(quantiser, x, n, indices);
   HWY_DYNAMIC_DISPATCH(quantise_indices_kernel)(quantiser, x, n, indices);
-}
-
-void look_up(const uint8_t levels[16], const uint8_t* packed, uint64_t n, uint8_t* out) {
-  if (scalar_forced()) return reference::look_up(levels, packed, n, out);
-  HWY_DYNAMIC_DISPATCH(look_up_kernel)(levels, packed, n, out);
-}
-
-void dequantise(const uint8_t* sums, uint64_t n, float factor, float offset, float* x) {
-  if (scalar_forced()) return reference::dequantise(sums, n, factor, offset, x);
-  HWY_DYNAMIC_DISPATCH(dequantise8)(sums, n, factor, offset, x);
-}
-void dequantise(const uint16_t* sums, uint64_t n, float factor, float offset, float* x) {
-  if (scalar_forced()) return reference::dequantise(sums, n, factor, offset, x);
-  HWY_DYNAMIC_DISPATCH(dequantise16)(sums, n, factor, offset, x);
-}
-void dequantise(const uint32_t* sums, uint64_t n, float factor, float offset, float* x) {
-  if (scalar_forced()) return reference::dequantise(sums, n, factor, offset, x);
-  HWY_DYNAMIC_DISPATCH(dequantise32)(sums, n, factor, offset, x);
-}
-void dequantise(const narrow::Group& group, uint32_t first, const uint8_t* values, uint64_t n,
-                float factor, float offset, float* x) {
-  if (scalar_forced()) return reference::dequantise(group, first, values, n, factor, offset, x);
-  HWY_DYNAMIC_DISPATCH(dequantise_narrow)(group, first, values, n, factor, offset, x);
-}
-
-void subtract(const uint8_t* levels, uint64_t n, float factor, float offset, float* x) {
-  if (scalar_forced()) return reference::subtract(levels, n, factor, offset, x);
-  HWY_DYNAMIC_DISPATCH(subtract_kernel)(levels, n, factor, offset, x);
 }
 
 }  // namespace addend::quant
