@@ -327,9 +327,10 @@ class AbuseTest(unittest.TestCase):
 
         def drained() -> bool:
             nonlocal log
+            over = server.process.poll() is not None  # so that this is the last there will be
             with contextlib.suppress(BlockingIOError):
                 log += os.read(reader, 1 << 20)
-            return server.process.poll() is not None
+            return over
 
         wait_until(drained, "the end of the server")
         self.assertEqual(server.process.returncode, 0)
