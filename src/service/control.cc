@@ -9,7 +9,8 @@
 //                     '----------------> closing: refused, and the reason is on its way
 //
 // All on one thread: each round of the loop takes a few messages of each connection, and none of
-// those whose tenant has used up its share of the thread.
+// those whose tenant has used up its share of the thread. What a round costs beside messages (with
+// hundreds of connections more than these) is paid in equal parts by those for whom there was one.
 #include "service/control.h"
 
 #include <algorithm>
@@ -139,15 +140,19 @@ void Control::run() {
     const auto until = watch(ready, Clock::now());
     const auto pause = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
     poll(ready.data(), ready.size(), static_cast<int>(std::max<int64_t>(pause.count(), 0)));
+    const auto entries = std::span(ready).subspan(2);
+    const auto callers = std::count_if(ready.begin(), ready.end(),
+                                       [](const pollfd& entry) { return entry.revents != 0; });
+    toll_ = meter_.lap() / std::max<int64_t>(callers, 1);
     // Always, and before the connections: that an epoch ended was posted before its workers heard
     // of it and hung up.
     run_posted();
+    meter_.lap();  // is nobody's
     const auto now = Clock::now();
-    const auto entries = std::span(ready).subspan(2);
     const std::size_t known = connections_.size();
     drive_all(entries.first(known), now);
-    for (Peer& peer : handshakes_->drive(entries.subspan(known), now))
-      let_in(std::move(peer));
+    for (Peer& peer : handshakes_->drive(entries.subspan(known), now, toll_, meter_))
+      let_in(std::move(peer), now);
     if (ready[0].revents != 0) accept_some(now);
     std::erase_if(connections_, [](const auto& c) { return !c->open(); });
     if (!conflicts_.empty()) settle_conflicts();
@@ -176,20 +181,27 @@ Clock::time_point Control::watch(std::vector<pollfd>& ready, Clock::time_point n
 
 void Control::accept_some(Clock::time_point now) {
   const uint64_t dropped = handshakes_->dropped();
-  accept_waiting(now);
-  if (handshakes_->dropped() > dropped) accept_at_ = std::max(accept_at_, now + kCrowdPause);
+  const auto used = accept_waiting(now);
+  if (handshakes_->dropped() == dropped) return;
+  crowd_.charge(now, used);
+  accept_at_ = std::max({accept_at_, now + kCrowdPause, crowd_.free_at()});
 }
 
-void Control::accept_waiting(Clock::time_point now) {
+// Returns the work that it was.
+std::chrono::nanoseconds Control::accept_waiting(Clock::time_point now) {
+  std::chrono::nanoseconds used{}, toll = toll_;
   for (int i = 0; i < kAcceptsATurn; ++i) {
     net::Address address;
     net::Descriptor socket = net::accept(listener_.get(), address);
     if (socket) {
       handshakes_->add(std::move(socket), address, now);
+      const auto one = meter_.lap() + std::exchange(toll, {});
+      handshakes_->charge(address, now, one);
+      used += one;
       continue;
     }
     if (errno == ECONNABORTED || errno == EINTR) continue;
-    if (errno == EAGAIN) return;
+    if (errno == EAGAIN) return used;
     // No descriptors or no memory: the connection stays where it is, and the listener would be
     // ready again at once.
     const LogField fields[] = {{"why", std::strerror(errno)}};
@@ -197,8 +209,9 @@ void Control::accept_waiting(Clock::time_point now) {
     ++status_.accept_failures;
     if (handshakes_->drop_one()) continue;
     accept_at_ = now + kAcceptPause;
-    return;
+    return used;
   }
+  return used;
 }
 
 bool Control::make_room(uint64_t limit, const std::function<bool(const Connection&)>& counts) {
@@ -234,7 +247,7 @@ Status Control::make_room(const std::string& identity) {
   return {};
 }
 
-void Control::let_in(Peer peer) {
+void Control::let_in(Peer peer, Clock::time_point now) {
   const Status room = make_room(peer.identity);
   const std::size_t longest = registry_->longest_message(peer.identity);
   auto connection = std::make_unique<Connection>(next_id_++, std::move(peer), longest);
@@ -245,9 +258,10 @@ void Control::let_in(Peer peer) {
     connection->fail(room.error());
     const auto lingering = std::count_if(connections_.begin(), connections_.end(),
                                          [](const auto& c) { return c->closing(); });
-    if (!connection->write() || lingering >= kMaxLingering) return;
+    if (!connection->write() || lingering >= kMaxLingering) connection->close();
   }
-  connections_.push_back(std::move(connection));
+  shares_[connection->tenant()].charge(now, meter_.lap());
+  if (connection->open()) connections_.push_back(std::move(connection));
 }
 
 void Control::close(Connection& connection) {
@@ -294,11 +308,11 @@ bool Control::drive_ready(Connection& connection, short revents, Clock::time_poi
   // Otherwise it would be reported again and again.
   if (!may_read) return (revents & (POLLERR | POLLHUP | POLLNVAL)) == 0;
   if (revents == 0 && !connection.has_more()) return true;
+  share.charge(now, toll_);
   bool alive = true;
   for (int i = 0; i < kMessagesATurn && alive && share.free_at() <= now; ++i) {
-    const auto before = worked();
     const Step step = drive(connection);
-    share.charge(now, worked() - before);
+    share.charge(now, meter_.lap());
     if (step == Step::kWaits) break;
     alive = step == Step::kGoesOn;
   }

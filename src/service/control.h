@@ -66,12 +66,12 @@ class Control final : private MessageSink {
   Clock::time_point watch(std::vector<pollfd>& ready, Clock::time_point now) const;
   void run_posted();
   void accept_some(Clock::time_point now);
-  void accept_waiting(Clock::time_point now);
+  std::chrono::nanoseconds accept_waiting(Clock::time_point now);
   void drive_all(std::span<const pollfd> ready, Clock::time_point now);
   bool drive_ready(Connection& connection, short revents, Clock::time_point now);
   enum class Step : uint8_t { kGoesOn, kWaits, kOver };
   Step drive(Connection& connection);
-  void let_in(Peer peer);
+  void let_in(Peer peer, Clock::time_point now);
   bool holds_too_much(const std::string& tenant) const;
   Status make_room(const std::string& identity);
   bool make_room(uint64_t limit, const std::function<bool(const Connection&)>& counts);
@@ -98,7 +98,10 @@ class Control final : private MessageSink {
   std::vector<std::unique_ptr<Connection>> connections_;  // oldest first
   JoinConflicts conflicts_;
   std::map<std::string, Share> shares_;  // by tenant
+  Share crowd_;                          // for taking strangers in who displace each other
   Clock::time_point accept_at_{};        // not before
+  Meter meter_;                          // of thread_
+  std::chrono::nanoseconds toll_{};      // that each pays for whom this turn of the loop is
   ConnectionId next_id_ = 1;
   bool changed_ = true;  // since view_ was made
   ControlStatus status_;

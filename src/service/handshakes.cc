@@ -105,7 +105,8 @@ Handshakes::Step Handshakes::go_on(Handshake& peer) {
   return Step::kOver;
 }
 
-std::vector<Peer> Handshakes::drive(std::span<const pollfd> ready, Clock::time_point now) {
+std::vector<Peer> Handshakes::drive(std::span<const pollfd> ready, Clock::time_point now,
+                                    std::chrono::nanoseconds toll, Meter& meter) {
   std::vector<Peer> done;
   auto next = pool_.begin();
   for (const pollfd& one : ready) {
@@ -113,9 +114,8 @@ std::vector<Peer> Handshakes::drive(std::span<const pollfd> ready, Clock::time_p
     Step step = now - peer.since > kPatience ? Step::kOver : Step::kWaits;
     if (step == Step::kOver) ++dropped_;
     if (step == Step::kWaits && one.revents != 0 && free_at(peer.source) <= now) {
-      const auto before = worked();
       step = go_on(peer);
-      charge(peer.source, now, worked() - before);
+      charge(peer.source, now, toll + meter.lap());
     }
     if (step == Step::kDone) {
       std::string identity = peer.stream->peer();

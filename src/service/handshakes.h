@@ -26,6 +26,11 @@ class Handshakes {
   /// For those that come from now on.
   void set_tls(std::shared_ptr<const auth::TlsContext> tls) { tls_ = std::move(tls); }
 
+  /// Counts work for whoever comes from there.
+  void charge(const net::Address& from, Clock::time_point now, std::chrono::nanoseconds used) {
+    charge(source_of(from), now, used);
+  }
+
   /// Takes a new one in; where there are too many, the oldest goes of the address with most.
   void add(net::Descriptor socket, const net::Address& address, Clock::time_point now);
   /// Drops the oldest of the address with most. False if there is nobody.
@@ -34,7 +39,9 @@ class Handshakes {
   /// Appends what to wait for; `until` becomes earlier if there is something to do by then.
   void watch(std::vector<pollfd>& ready, Clock::time_point now, Clock::time_point& until) const;
   /// Goes on with handshakes; `ready` has the entries that watch appended. Returns who is done.
-  std::vector<Peer> drive(std::span<const pollfd> ready, Clock::time_point now);
+  /// Addresses are charged `toll` for each that is ready, and what it takes.
+  std::vector<Peer> drive(std::span<const pollfd> ready, Clock::time_point now,
+                          std::chrono::nanoseconds toll, Meter& meter);
 
   uint32_t size() const { return static_cast<uint32_t>(pool_.size()); }
   /// Those that were dropped for want of room or patience.

@@ -92,18 +92,22 @@ Http::~Http() {
   if (thread_.joinable()) thread_.join();
 }
 
+// All of the thread's work counts: connections that come and go cost more than pages. Whoever was
+// let in has its turn before others, who could take its place, are.
 void Http::run() {
   std::vector<pollfd> ready;
   while (!stop_) {
     auto now = Clock::now();
     auto until = now + std::chrono::seconds(1);
+    const bool rests = share_.free_at() > now;
     if (accept_at_ > now) until = std::min(until, accept_at_);
-    if (share_.free_at() > now) until = std::min(until, share_.free_at());
-    ready.assign({{wake_.get(), POLLIN, 0}, {accept_at_ <= now ? listener_.get() : -1, POLLIN, 0}});
+    if (rests) until = std::min(until, share_.free_at());
+    const bool accepts = !rests && accept_at_ <= now;
+    ready.assign({{wake_.get(), POLLIN, 0}, {accepts ? listener_.get() : -1, POLLIN, 0}});
     for (const Reader& reader : readers_) {
       const bool writes = reader.sent < reader.out.size();
-      ready.push_back({share_.free_at() <= now ? reader.socket.get() : -1,
-                       static_cast<short>(writes ? POLLOUT : POLLIN), 0});
+      ready.push_back(
+          {rests ? -1 : reader.socket.get(), static_cast<short>(writes ? POLLOUT : POLLIN), 0});
       until = std::min(until, reader.until);
     }
     const auto pause = std::chrono::ceil<std::chrono::milliseconds>(until - now);
@@ -112,9 +116,14 @@ void Http::run() {
     auto entry = ready.begin() + 2;
     std::erase_if(readers_, [&](Reader& reader) {
       const bool is_ready = (entry++)->revents != 0 && share_.free_at() <= now;
-      return now >= reader.until || (is_ready && !drive(reader, now));
+      if (now >= reader.until) return true;
+      if (!is_ready) return false;
+      const bool goes_on = drive(reader);
+      share_.charge(now, meter_.lap());
+      return !goes_on;
     });
-    if (ready[1].revents != 0) accept_some(now);
+    if (ready[1].revents != 0 && share_.free_at() <= now) accept_some(now);
+    share_.charge(now, meter_.lap());
   }
 }
 
@@ -133,7 +142,7 @@ void Http::accept_some(Clock::time_point now) {
 }
 
 // False when it is done with.
-bool Http::drive(Reader& reader, Clock::time_point now) {
+bool Http::drive(Reader& reader) {
   if (reader.sent < reader.out.size()) {
     const std::string_view rest = std::string_view(reader.out).substr(reader.sent);
     const ssize_t bytes = send(reader.socket.get(), rest.data(), rest.size(), MSG_NOSIGNAL);
@@ -150,11 +159,9 @@ bool Http::drive(Reader& reader, Clock::time_point now) {
   if (reader.answered) return true;
   reader.in.append(bytes.data(), static_cast<std::size_t>(count));
   if (reader.in.find(kHeadEnd) == std::string::npos) return reader.in.size() <= kMaxRequest;
-  const auto before = worked();
   reader.out = answer_to(reader.in, pages_);
   reader.answered = true;
-  share_.charge(now, worked() - before);
-  return drive(reader, now);
+  return drive(reader);
 }
 
 }  // namespace addend::service

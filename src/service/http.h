@@ -46,13 +46,14 @@ class Http {
   explicit Http(Pages pages) : pages_(std::move(pages)) {}
   void run();
   void accept_some(Clock::time_point now);
-  bool drive(Reader& reader, Clock::time_point now);
+  bool drive(Reader& reader);
 
   Pages pages_;
   net::Descriptor listener_, wake_;
   uint16_t port_ = 0;
   std::list<Reader> readers_;  // oldest first
   Share share_;                // of a core, for all pages
+  Meter meter_;                // of thread_
   Clock::time_point accept_at_{};
   std::atomic<bool> stop_{false};
   std::thread thread_;

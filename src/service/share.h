@@ -5,12 +5,13 @@
 #include <algorithm>
 #include <chrono>
 #include <ctime>
+#include <utility>
 
 namespace addend::service {
 
 using Clock = std::chrono::steady_clock;
 
-/// A tenth of a thread, and a tenth of a second at once. One thread at a time.
+/// A sixteenth of a thread, and a tenth of a second at once. One thread at a time.
 class Share {
  public:
   void charge(Clock::time_point now, std::chrono::nanoseconds used) {
@@ -22,7 +23,7 @@ class Share {
   bool untouched(Clock::time_point now) const { return repaid_ <= now; }
 
  private:
-  static constexpr int kInverse = 10;
+  static constexpr int kInverse = 16;
   static constexpr std::chrono::milliseconds kBurst{100};
   Clock::time_point repaid_{};
 };
@@ -33,5 +34,18 @@ inline std::chrono::nanoseconds worked() {
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
   return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
 }
+
+/// Tells apart what a thread works for one and for another. One thread at a time, always the same.
+class Meter {
+ public:
+  /// What the calling thread has worked since the last call.
+  std::chrono::nanoseconds lap() {
+    const auto now = worked();
+    return now - std::exchange(last_, now);
+  }
+
+ private:
+  std::chrono::nanoseconds last_{};
+};
 
 }  // namespace addend::service

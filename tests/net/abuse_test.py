@@ -120,6 +120,13 @@ class Server:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def share_of_a_core(self, after_s: float) -> float:
+        """What it takes for two seconds, once it has taken so much."""
+        wait_until(lambda: self.processor_s() > after_s, "work")
+        used, began = self.processor_s(), time.monotonic()
+        wait_until(lambda: time.monotonic() > began + 2, "two seconds")
+        return (self.processor_s() - used) / (time.monotonic() - began)
+
     def wakeups(self) -> int:
         """Times that a thread of the server waited and went on so far."""
         threads = Path(f"/proc/{self.process.pid}/task").iterdir()
@@ -278,6 +285,18 @@ class AbuseTest(unittest.TestCase):
             f"{woken / 5000:.3f} wake-ups a connection, {woken / seconds:.0f} a second", flush=True
         )
         self.assertLess(woken, 900 * seconds + 100)
+
+    def test_no_stranger_and_no_tenant_takes_more_than_its_share_of_a_core(self) -> None:
+        for how in ("idle", "positions", "silent", "knock", "pages"):
+            server = self.serve()
+            process = server.abuse(how)
+            self.addCleanup(process.kill)
+            # By then they have used up what they may at once.
+            share = server.share_of_a_core(after_s=0.25)
+            finish(process)
+            print(f"{how}: {share:.2f} of a core", flush=True)
+            # A sixteenth for the address, another for the tenant, and what nobody pays for.
+            self.assertLess(share, 0.16)
 
     def test_handshakes_with_a_wrong_key(self) -> None:
         server = self.serve()
