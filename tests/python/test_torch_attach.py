@@ -34,6 +34,7 @@ from training import (  # noqa: E402
 )
 
 from addend.pipeline import Pipeline  # noqa: E402
+from addend.reducer import Reducer  # noqa: E402
 from addend.torch import Link  # noqa: E402
 
 HAS_SCALER = hasattr(torch.amp, "GradScaler")
@@ -303,6 +304,48 @@ def deadlines(rank: int, world: int) -> tuple[float, ...]:
 
 def test_the_deadline_is_the_groups_own_unless_one_is_given() -> None:
     assert run_ranks(2, deadlines, timeout_s=100) == [(100.0, 100.0, 33.0, 7)] * 2
+
+
+def sums_at_backend(rank: int, world: int) -> list[int]:
+    """All-reduces that the hook asks the backend for in four steps of a dense model, by link."""
+    import addend.torch
+
+    sum_up = dist.all_reduce
+    counts: list[int] = []
+
+    def counting(*args: Any, **named: Any) -> Any:
+        counts[-1] += named.get("async_op", False)
+        return sum_up(*args, **named)
+
+    cases: list[dict[str, Any]] = [
+        {"link": Link(50.0, 1.0)},
+        {"link": Link(50.0, 10.0)},
+        {"deterministic": True},
+    ]
+    for asked in cases:
+        Reducer.measure_link = lambda *_: Link(50.0, 1.0)  # type: ignore[method-assign]
+        torch.manual_seed(0)
+        model = DistributedDataParallel(
+            nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 300)), bucket_cap_mb=0.3
+        )
+        handle = addend.torch.attach(model, codec="dense", **asked)
+        counts.append(0)
+        dist.all_reduce = counting
+        for step in range(4):
+            model.zero_grad(set_to_none=True)
+            model(torch.full((2, 300), 1.0 + rank + step)).sum().backward()
+        dist.all_reduce = sum_up
+        mean = torch.full((300,), 2.0)
+        torch.testing.assert_close(model.module[1].bias.grad, mean)
+        assert handle.metrics()["mode/dense"] == handle.metrics()["hook_calls"]
+        handle.close()
+    return counts
+
+
+def test_dense_sums_are_the_backends_where_the_link_is_slow() -> None:
+    for slow, fast, fixed in run_ranks(2, sums_at_backend):
+        assert slow >= 2 * 2  # not those of a bucket that is new: it is shown to all ranks first
+        assert (fast, fixed) == (0, 0)
 
 
 class Odd(nn.Module):

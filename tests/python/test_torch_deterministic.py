@@ -75,8 +75,9 @@ def test_plans_do_not_depend_on_the_network_if_that_is_asked_for(mesh: str) -> N
     assert all(other == first for other in others)
     for what in ("trained", "summed"):
         # A mesh adds in the order of ranks, whatever the plan. Elsewhere it must show, or this test
-        # could not fail.
-        assert (len(set(first[f"{what}: nobody"])) > 1) == (mesh == "off"), what
+        # could not fail: where there is no mesh, or a slow link has the backend add what is dense.
+        shows = mesh == "off" or what == "trained"
+        assert (len(set(first[f"{what}: nobody"])) > 1) == shows, what
         asked = first[f"{what}: the caller"] + first[f"{what}: torch"]
         assert len(set(asked)) == 1, what
 

@@ -45,6 +45,7 @@ GROUP_GONE = "the process group was destroyed"
 _SLICE_S = 0.5  # how long a wait goes without looking at signals
 _CLOSE_S = 5.0  # for what is under way to end
 _TOLD_S = 2.0  # for a rank that cannot go on to say why
+_SLOW_GBIT_PER_S = 3.0  # measured: docs/decisions/0135-slow-links-have-the-backends-sums.md
 _CANNOT = "whether all can go on"
 
 
@@ -169,9 +170,12 @@ class Engine:
 
     def leaves(self, tensor: torch.Tensor) -> bool:
         """Whether plain sums of such tensors are better left to the backend: it has links between
-        devices. The host's are quicker over the mesh."""
+        devices. The host's are quicker over the mesh, but for slow links: there nothing is gained
+        by adding faster, and threads of ours wait for cores that backward has."""
         # Where planes go through the backend, too, both would be in each other's way.
-        return self.way == "mesh" and tensor.device.type == self.device.type != "cpu"
+        if self.way != "mesh" or tensor.device.type != self.device.type:
+            return False
+        return self.device.type != "cpu" or self.link.gbit_per_s < _SLOW_GBIT_PER_S
 
     def run(
         self,
@@ -233,7 +237,7 @@ class Engine:
         self.run(place, plan, parts, done, failed, **named)
 
     def agree_now(self, place: Place, plan: Plan) -> None:
-        """The same, waited for."""
+        """As `agree`, and waits until all ranks have been seen."""
         self.sum_now(place, plan, self._nothing, self._zero)
 
     def sum_now(self, place: Place, plan: Plan, codec: Codec, tensor: torch.Tensor) -> None:
@@ -304,7 +308,8 @@ class Engine:
         self._end_left(place, self.fail(error, place))
 
     def sum_plain(self, tensor: torch.Tensor, place: Place) -> None:
-        """The same, waited for: in the thread that ends jobs, so in their order."""
+        """The backend's own sum, in place, waited for. All ranks make these calls in one order: the
+        thread that ends jobs does."""
         try:
             there = tensor.to(self.device)
             dist.all_reduce(there, group=self.group)

@@ -239,7 +239,10 @@ class Handle:
         """Whether the backend adds this gradient as DDP itself would have it do: what no codec
         takes, and what would travel as it is anyway."""
         if known.codecs is not None:
-            return known.agreed and self._engine.leaves(buffer) and known.codecs.all_dense()
+            # A controller learns what a link of the host does from our own rounds.
+            learns = self._adaptive is not None and buffer.device.type == "cpu"
+            leaves = known.agreed and not learns and self._engine.leaves(buffer)
+            return leaves and known.codecs.all_dense()
         if not known.agreed:  # a backend that is given different sizes may end the process
             self._engine.agree_now(place, known.plan)
             known.agreed = True
