@@ -1,65 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // A reducer that finishes on another one when the first is gone, in the middle of a step if need
 // be. docs/decisions/0022-one-set-a-step.md has the argument why the sums are still right.
-#include <array>
-#include <cstring>
 #include <mutex>
 #include <utility>
-#include <vector>
 
 #include "addend/reduce.h"
-#include "base/bits.h"
 #include "reduce/host_memory.h"
+#include "reduce/round_copy.h"
 
 namespace addend {
 namespace {
-
-// The bytes of a round's planes, kept while the planes themselves are written to.
-class Copy {
- public:
-  enum class Of : uint8_t { kContribution, kSums };
-
-  void take(const Round& round, Of what) {
-    of_ = what;
-    used_ = 0;
-    for (const Plane& plane : round) {
-      std::vector<uint64_t>& words = words_[used_++];
-      const uint64_t bytes = bytes_of(plane);
-      words.assign(ceil_div(bytes, sizeof(uint64_t)), 0);
-      if (bytes > 0) std::memcpy(words.data(), memory_of(plane), bytes);
-    }
-  }
-  /// REQUIRES: the round has the planes that were taken.
-  void give(Round& round) const {
-    for (std::size_t p = 0; p < used_; ++p) {
-      const Plane& plane = round.planes[p];
-      if (bytes_of(plane) > 0) std::memcpy(memory_of(plane), words_[p].data(), bytes_of(plane));
-    }
-  }
-  void clear_bits() {
-    for (std::size_t p = 0; p < used_; ++p)
-      words_[p].assign(words_[p].size(), 0);
-  }
-  /// The copy itself as planes of bits.
-  Round as_bits() {
-    Round round;
-    for (std::size_t p = 0; p < used_; ++p)
-      round.add({Op::kOrU64, words_[p].size(), words_[p].data(), nullptr, nullptr});
-    return round;
-  }
-
- private:
-  uint64_t bytes_of(const Plane& plane) const {
-    return of_ == Of::kSums ? op_sum_bytes(plane.op, plane.lanes) : op_bytes(plane.op, plane.lanes);
-  }
-  void* memory_of(const Plane& plane) const {
-    return of_ == Of::kSums && is_table_sum(plane.op) ? plane.sums : plane.data;
-  }
-
-  Of of_ = Of::kContribution;
-  std::size_t used_ = 0;
-  std::array<std::vector<uint64_t>, Round::kMaxPlanes> words_;
-};
 
 bool is_gone(Errc code) {
   return code == Errc::kUnavailable || code == Errc::kTimeout || code == Errc::kIo;
@@ -123,14 +73,14 @@ class FallbackReducer final : public Reducer {
   }
 
   Status reduce_first(Round& round, Deadline deadline, const Way& way) {
-    contribution_.take(round, Copy::Of::kContribution);
+    contribution_.take(round, RoundCopy::Of::kContribution);
     const Status status = way(*primary_);
     if (!status && ends_primary(status.error().code))
       return switch_over(status.error(), round, deadline, way);
     const bool changed = !status && status.error().code == Errc::kChanged;
     if (status || changed) {
       ++completed_;
-      sums_.take(round, Copy::Of::kSums);
+      sums_.take(round, RoundCopy::Of::kSums);
       partial_ = changed || primary_->missing() != 0;
     }
     return status;
@@ -171,17 +121,16 @@ class FallbackReducer final : public Reducer {
     }
     if (is_taken(completed_ + 1)) return take_sums(round, deadline);
     if (is_taken(completed_ + 3)) ADDEND_TRY(share_sums(deadline));
-    contribution_.give(round);
+    contribution_.give(round, RoundCopy::Of::kContribution);
     return way(*fallback_);
   }
 
   // Some workers have this round's sums, all of them the same bits; OR with nothing keeps them.
   Status take_sums(Round& round, Deadline deadline) {
-    sums_.take(round, Copy::Of::kSums);
-    sums_.clear_bits();
+    sums_.blank(RoundCopy::words_of(round, RoundCopy::Of::kSums));
     Round bits = sums_.as_bits();
     ADDEND_TRY(fallback_->reduce(bits, deadline));
-    sums_.give(round);
+    sums_.give(round, RoundCopy::Of::kSums);
     return {};
   }
   Status share_sums(Deadline deadline) {
@@ -197,7 +146,7 @@ class FallbackReducer final : public Reducer {
   uint64_t completed_ = 0;  // rounds on the primary
   bool partial_ = false;    // the last of them was without some worker
   std::string broken_;      // why nothing works any more
-  Copy contribution_, sums_;
+  RoundCopy contribution_, sums_;
 };
 
 }  // namespace
