@@ -327,8 +327,8 @@ ADDEND_API void addend_reducer_begin_step(addend_reducer* reducer);
 /* How many workers suffice for a sum when others are late; 0: all are waited for. */
 ADDEND_API uint32_t addend_reducer_quorum(const addend_reducer* reducer);
 /* Workers that are not in the sums of this step, bit w being worker w; 0 if all are in them. Known
- * after the first round; a later round that differs is ADDEND_CHANGED on all workers: cancel the
- * step and begin it again. */
+ * after the first round; a later round that differs is ADDEND_CHANGED on all workers, as is any
+ * round if the server restarts meanwhile: cancel the step and begin it again. */
 ADDEND_API uint64_t addend_reducer_missing(const addend_reducer* reducer);
 /* What the network does: figures of the slowest worker, on all of them. Collective. */
 typedef struct addend_link {

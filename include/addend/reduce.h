@@ -44,8 +44,8 @@ class Reducer {
   /// The next round is the first of a step. Of interest to groups that go on without workers that
   /// are late: all sums of a step are of one set of workers, which its first round decides, and a
   /// worker that is not in it has another chance in the next step. A later round with another set
-  /// is kChanged on all workers: its sums are of no use, and the step must begin again, with this
-  /// call. agree makes it.
+  /// is kChanged on all workers, and so is any round if a server goes and comes back meanwhile: its
+  /// sums are of no use, and the step must begin again, with this call. agree makes it.
   virtual void begin_step() {}
   /// How many workers suffice for a sum when others are late; 0: all are waited for. Then
   /// begin_step must be called, and kChanged can come.

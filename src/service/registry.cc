@@ -7,6 +7,7 @@
 //   gathering ---------------------------------------------------------------------> running
 //     |   ^                                                                             |
 //     |   |  join: a worker has lost the epoch, so the others cannot finish it: ENDED   |
+//     |   |    (one that comes back to a job with a quorum is refused)                  |
 //     |   |  lost: a connection broke, and those left are no quorum: ENDED              |
 //     |   |  ended: the data threads gave up (a turn that timed out or waits for one    |
 //     |   |    that left, workers that differ, a path that became shorter): ENDED       |
@@ -291,6 +292,14 @@ Status Registry::join(ConnectionId from, const std::string& identity, const net:
                       "worker " + std::to_string(message.worker) + " of job " + job.options.name +
                           " is there already, at " + job.members[join.worker].address.to_string() +
                           ": another run has this name, or an old process has to be ended");
+  }
+  // It wants sums that it lacks; the others go on without it.
+  if (job.epoch != 0 && job.options.quorum > 0 && !positions.empty()) {
+    return make_error(Errc::kMismatch,
+                      "worker " + std::to_string(message.worker) + " was left behind: job " +
+                          job.options.name +
+                          " went on at a quorum while its connection was broken; take the model's "
+                          "state from another worker and join anew");
   }
   // Whoever joins a running epoch has lost it, so the others cannot finish it either.
   if (job.epoch != 0) end_epoch(job, ADDEND_NOTICE_CLOSED, join.worker);

@@ -64,6 +64,17 @@ TEST_F(RegistryTest, FewerThanAQuorumAreToldAtOnce) {
   EXPECT_EQ(messages[0].as<addend_control_ended>().worker, 1u);
 }
 
+TEST_F(RegistryTest, AWorkerThatComesBackDoesNotEndWhatAQuorumGoesOnWith) {
+  start_ring_with_quorum(1);
+  registry_.lost(11);
+  const Status back = join(12, 1, std::vector<uint32_t>(10, 0));
+  ASSERT_FALSE(back);
+  EXPECT_EQ(back.error().code, Errc::kMismatch);
+  EXPECT_NE(back.error().message.find("worker 1 was left behind"), std::string::npos);
+  EXPECT_TRUE(threads_.ended.empty());
+  EXPECT_EQ(threads_.live.size(), 1u);
+}
+
 TEST_F(RegistryTest, AQuorumWithoutPatienceIsRefused) {
   addend_control_join first = message("ring", 0);
   first.job.quorum = 1;

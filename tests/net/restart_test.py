@@ -169,12 +169,17 @@ class RestartTest(unittest.TestCase):
             if number == 0:
                 self.assertEqual([row["wrong"] for row in json.loads(out)["results"]], [0, 0, 0])
 
-    def workers(self, numbers: Iterable[int] = range(WORLD)) -> list[subprocess.Popen[str]]:
+    def workers(
+        self,
+        numbers: Iterable[int] = range(WORLD),
+        key: Path | None = None,
+        job: str = "lab/ring",
+    ) -> list[subprocess.Popen[str]]:
         """Check every lane of every step."""
-        key = self.job_key.read_text().strip()
+        secret = (key or self.job_key).read_text().strip()
         return [
             self.run_process(
-                WORKER, f"{self.address}:{self.control}", key, "lab/ring", WORLD, number, "planes"
+                WORKER, f"{self.address}:{self.control}", secret, job, WORLD, number, "planes"
             )
             for number in numbers
         ]
@@ -287,32 +292,63 @@ class RestartTest(unittest.TestCase):
         self.start()
         self.assertEqual(self.jobs(), [])
 
-    def test_a_job_with_a_quorum_is_kept_and_its_step_is_refused_by_name(self) -> None:
+    def take_steps(self, processes: list[subprocess.Popen[str]], steps: range) -> list[list[int]]:
+        """Whoever is missing in them, and how often they were begun again, all say alike."""
+        rows = []
+        for step in steps:
+            said = set()
+            for process in processes:
+                assert process.stdout is not None
+                said.add(process.stdout.readline())
+            self.assertEqual(len(said), 1, f"{said}\n{self.log.read_text()[-4000:]}")
+            words = said.pop().split()
+            self.assertEqual([words[0], words[3]], [str(step), "0"], words)
+            rows.append([int(word) for word in words])
+        return rows
+
+    def test_with_a_quorum_every_step_is_the_same_for_all_whatever_happens_to_the_server(
+        self,
+    ) -> None:
+        self.configure()
+        self.start()
+        self.create("--slots", 64, "--patience", 20, "--quorum", 2)
+        processes = self.workers()
+        kinds = ["restart", "crash", "reload", "twice"] * ROUNDS
+        random.Random(SEED).shuffle(kinds)
+        print(f"seed {SEED}: {kinds}")
+        repeats = 0
+        for number, kind in enumerate(kinds):
+            self.release(processes, STEPS)
+            steps = range(number * STEPS, (number + 1) * STEPS)
+            self.interrupt("crash" if kind == "twice" else kind)  # while they are in some step
+            if kind == "twice":
+                self.interrupt("crash")  # while they come back
+            repeats += sum(row[2] for row in self.take_steps(processes, steps))
+        self.assertGreater(repeats, 0)
+
+    def test_a_job_with_a_quorum_goes_on_with_it(self) -> None:
         self.configure()
         self.start()
         self.create("--patience", 2, "--quorum", 2)
-        processes = self.workers()
+        processes = self.workers(key=self.key, job="ring")
         self.release(processes, 1)
-        for process in processes:
-            self.take_step(process, 0)
+        self.take_steps(processes, range(1))
         self.end(signal.SIGTERM)
+        (self.state / "jobs").unlink()  # those who come back know what it was
         self.start()
         self.release(processes, 1)
-        for process in processes:
-            self.assertIn(
-                "unavailable the aggregator is gone; a job with a quorum does not go on after that",
-                process.communicate(timeout=60)[0],
-            )
-        # New ones find the job as it was: two go on without the third.
-        processes = self.workers()
-        self.release(processes, 1)
-        for process in processes:
-            self.take_step(process, 0)
+        self.take_steps(processes, range(1, 2))
         processes[2].send_signal(signal.SIGSTOP)
-        self.release(processes[:2], 1)
-        for process in processes[:2]:
-            assert process.stdout is not None
-            self.assertEqual(process.stdout.readline().split()[:2], ["1", "4"])
+        self.release(processes[:2], 2)
+        self.assertEqual(self.take_steps(processes[:2], range(2, 4))[-1][1], 4)
+        # It is back before anybody begins, far behind.
+        self.end(signal.SIGKILL)
+        self.start()
+        self.release(processes, 3)
+        processes[2].send_signal(signal.SIGCONT)
+        out = processes[2].communicate(timeout=60)[0]
+        self.assertIn("unavailable this worker was left behind", out)
+        self.assertEqual(self.take_steps(processes[:2], range(4, 7))[-1][1], 4)
 
     def test_drain_s_ends_jobs_for_good(self) -> None:
         self.configure()

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The reducer of a worker whose planes are summed by an aggregation server.
 //
-//   joined --- the control connection is gone, and the job has no quorum ---> rejoining
+//   joined --- the control connection is gone -------------------------------> rejoining
 //    |   ^                                                                     |     |
 //    |   '--- the server is back and all workers have said how far they are ---'     |
 //    |                                                                               |
@@ -9,6 +9,8 @@
 //    v                                                                               |
 //   broken: every later round fails with the same reason <---------------------------'
 //
+// How far they are: without a quorum they say it as they join, and send again what some of them
+// lack; with one they say it then, in rounds (outcomes.cc), and a stream begins anew.
 // `changed` leaves a reducer joined: the step begins again, with the workers that are there.
 #include "reduce/service/service.h"
 
@@ -29,6 +31,7 @@
 #include "reduce/host_memory.h"
 #include "reduce/service/chunks.h"
 #include "reduce/service/forecast.h"
+#include "reduce/service/outcomes.h"
 #include "reduce/service/session.h"
 #include "reduce/service/shared_exponent.h"
 #include "reduce/service/stream.h"
@@ -40,13 +43,15 @@ using Clock = std::chrono::steady_clock;
 
 constexpr uint32_t kSocketBuffer = 8u << 20;
 constexpr std::chrono::milliseconds kReconnectPause{50};
+// Between questions to a worker that is absent: the aggregator keeps the last answers only.
+constexpr std::chrono::milliseconds kAskAgainPause{250};
 
 uint64_t to_ns(Clock::time_point time) {
   return static_cast<uint64_t>(
       std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count());
 }
 
-class ServiceReducer final : public Reducer {
+class ServiceReducer final : public Reducer, private Epochs {
  public:
   static Result<std::unique_ptr<Reducer>> create(const ServiceReducerOptions& options) {
     auto any = net::resolve("", 0);
@@ -105,15 +110,9 @@ class ServiceReducer final : public Reducer {
     return {};
   }
 
-  // A step that begins again because workers went during it does so without them: if they were
-  // waited for once more, a slow worker could hold up the others for ever.
-  void begin_step() override {
-    first_ = true;
-    entry_ = !changed_;
-    changed_ = false;
-  }
+  void begin_step() override { outcomes_.begin_step(); }
   uint32_t quorum() const override { return quorum_; }
-  uint64_t missing() const override { return missing_; }
+  uint64_t missing() const override { return outcomes_.missing(); }
   void interrupt() override { eventfd_write(interruption_.get(), 1); }
 
  private:
@@ -129,9 +128,14 @@ class ServiceReducer final : public Reducer {
         was_by_switch_(by_switch()),
         was_by_leaf_(by_leaf()),
         summed_floats_(allows(Op::kSumF32)),
-        stream_(session_->welcome().slots, payload_bytes_) {
-    // Joining again is for what the stream is made for.
+        stream_(session_->welcome().slots, payload_bytes_),
+        outcomes_(options.world, options.worker) {
+    // Joining again is for what the stream is made for; and a server that has forgotten the job
+    // makes the same one.
     options_.payload_bytes = payload_bytes_;
+    options_.slots = session_->welcome().slots;
+    options_.quorum = quorum_;
+    options_.patience = std::chrono::nanoseconds(session_->welcome().patience_ns);
   }
 
   EpochView view() const {
@@ -182,7 +186,7 @@ class ServiceReducer final : public Reducer {
     // First the largest exponent of each block over all workers, then multiples of one quantum.
     ADDEND_TRY(integer_rounds_.begin(round, options_.world, integers));
     ADDEND_TRY(run(integers, deadline));
-    ADDEND_TRY(integer_rounds_.quantise(integers, (missing_ >> own_number() & 1) != 0));
+    ADDEND_TRY(integer_rounds_.quantise(integers, (missing() >> own_number() & 1) != 0));
     ADDEND_TRY(run(integers, deadline));
     integer_rounds_.finish();
     return {};
@@ -214,22 +218,36 @@ class ServiceReducer final : public Reducer {
     return run(both, deadline, &lanes);
   }
 
-  // `claims`: those of the first plane, a chunk of its own. A worker that brings others may never
-  // send the planes behind them.
+  // `claims`: those of the first plane. With a quorum there are none.
   Status run(Round& round, Deadline deadline, const ClaimLanes* claims = nullptr) {
     if (ended_) return session_->error_of(*ended_);
+    if (round.bytes() == 0) return {};
+    if (quorum_ > 0) return outcomes_.run(round, *this, deadline);
+    const auto absence = exchange(round, outcomes_.flags(), deadline, claims);
+    return absence ? outcomes_.take(**absence) : Status(absence.error());
+  }
+
+  Result<std::optional<Absence>> fold(Round& round, uint8_t flags, Deadline deadline) override {
+    return exchange(round, flags, deadline, nullptr);
+  }
+
+  // Nothing if the server is gone, which happens here with a quorum only. `claims`: those of the
+  // first plane, a chunk of its own. A worker that brings others may never send the planes behind
+  // them.
+  Result<std::optional<Absence>> exchange(Round& round, uint8_t flags, Deadline deadline,
+                                          const ClaimLanes* claims) {
     std::array<uint32_t, Round::kMaxPlanes> tables{};
     for (std::size_t p = 0; p < round.size; ++p) {
       ADDEND_TRY(check_narrow(round.planes[p]));
       if (op_table_bytes(round.planes[p].op) == 0) continue;
       auto table = table_of(round.planes[p], deadline);
+      if (gone_) return std::optional<Absence>();
       if (!table) return table.error();
       tables[p] = *table;
     }
     const Chunks chunks(round, frame_limits());
     const uint64_t first = stream_.extend(chunks.size());
-    absent_somewhere_ = 0;
-    absent_everywhere_ = ~uint64_t{0};
+    absence_ = {};
     first_came_ = false;
     const bool behind_claims = claims != nullptr;
     while (!stream_.complete()) {
@@ -237,11 +255,12 @@ class ServiceReducer final : public Reducer {
         const Chunk chunk = chunks.at(number - first);
         const auto plane = static_cast<std::size_t>(chunk.plane - round.planes.data());
         // Planes behind claims look as they would in a round of their own.
-        const bool entry = entry_ && (plane == 0 || !behind_claims);
+        const bool entry = flags != 0 && (plane == 0 || !behind_claims);
         stream_.add(number, {chunk.plane->op, chunk.contribution(), tables[plane], entry});
       }
       ADDEND_TRY(send());
       ADDEND_TRY(wait(deadline));
+      if (gone_) return std::optional<Absence>();
       ADDEND_TRY(receive(chunks, first));
       if (claims != nullptr && first_came_) {
         ADDEND_TRY(claims->check(*this));
@@ -249,7 +268,7 @@ class ServiceReducer final : public Reducer {
       }
       if (ended_ && !stream_.complete()) return session_->error_of(*ended_);
     }
-    return take_set();
+    return std::optional<Absence>(absence_);
   }
 
   // Runs of equal frames to one port go as one super-packet, whose last frame may be shorter.
@@ -304,9 +323,17 @@ class ServiceReducer final : public Reducer {
         ended_ = session_->ended();
         return {};
       case Session::News::kGone:
-        return rejoin(deadline);
+        return server_gone(deadline);
     }
     return {};
+  }
+
+  // With a quorum the call has to know: sums that are on their way are of a memory that is lost.
+  Status server_gone(Deadline deadline) {
+    gone_ = quorum_ > 0;
+    if (gone_) return {};
+    const auto back = rejoin(deadline);
+    return back ? Status() : Status(back.error());
   }
 
   static Error interrupted() {
@@ -359,39 +386,19 @@ class ServiceReducer final : public Reducer {
 
   void store(const Chunk& chunk, const Arrival& arrival) {
     const uint64_t absent = low_mask(session_->welcome().world) & ~arrival.contributors;
-    absent_somewhere_ |= absent;
-    absent_everywhere_ &= absent;
+    absence_.somewhere |= absent;
+    absence_.everywhere &= absent;
     const std::span<uint8_t> to = chunk.sums();
     std::memcpy(to.data(), arrival.sums.data(), to.size());
     if (by_switch()) swap_lanes(chunk.plane->op, to);
   }
 
-  // All workers see the same contributors of the same chunks, so they decide alike.
-  Status take_set() {
-    if (absent_everywhere_ == ~uint64_t{0}) return {};  // an empty round
-    const bool one_set = absent_somewhere_ == absent_everywhere_;
-    if (one_set && (first_ || absent_everywhere_ == missing_)) {
-      missing_ = absent_everywhere_;
-      first_ = entry_ = false;
-      return {};
-    }
-    changed_ = true;
-    const uint64_t who =
-        one_set ? absent_everywhere_ ^ missing_ : absent_somewhere_ & ~absent_everywhere_;
-    return make_error(Errc::kChanged, "worker " + std::to_string(std::countr_zero(who)) +
-                                          " is in some sums of this step only: all workers have to "
-                                          "begin it again");
-  }
-
   // The server is gone: it may come back without its memory, and all workers with it. They then
   // agree through it on the first turn that some of them lack, and send that again.
-  Status rejoin(Deadline deadline) {
-    // What was closed without somebody would be closed again, perhaps without somebody else.
-    if (session_->welcome().quorum > 0) {
-      return make_error(Errc::kUnavailable,
-                        "the aggregator is gone; a job with a quorum does not go on after that");
-    }
+  Result<Deadline> rejoin(Deadline deadline) override {
     session_.reset();
+    // What was closed without somebody would be closed again, perhaps without somebody else.
+    if (quorum_ > 0) stream_ = Stream(options_.slots, payload_bytes_);
     Error last = make_error(Errc::kUnavailable, "the aggregator is gone");
     Deadline until = deadline;
     if (options_.return_timeout.count() > 0)
@@ -403,7 +410,9 @@ class ServiceReducer final : public Reducer {
       if (session) {
         session_ = *std::move(session);
         const Status status = resume(until);
-        if (status || session_->news() != Session::News::kGone) return status;
+        gone_ = false;
+        if (status) return until;
+        if (session_->news() != Session::News::kGone) return status.error();
         last = status.error();
       } else {
         last = session.error();
@@ -420,7 +429,15 @@ class ServiceReducer final : public Reducer {
            error.code == Errc::kTimeout;
   }
 
+  void pause() override { std::this_thread::sleep_for(kAskAgainPause); }
+
   Status resume(Deadline deadline) {
+    if (quorum_ > 0 && session_->positions().empty()) return lost_place();
+    if (session_->welcome().quorum != quorum_) {
+      return make_error(Errc::kMismatch,
+                        "the job has a quorum of " + std::to_string(session_->welcome().quorum) +
+                            " workers now, and had one of " + std::to_string(quorum_));
+    }
     if (session_->welcome().slots != stream_.positions().size()) {
       return make_error(Errc::kMismatch, "the job has other slots now");
     }
@@ -471,7 +488,8 @@ class ServiceReducer final : public Reducer {
     }
     auto number = session_->table(table, deadline);
     while (!number && may_pass(number.error()) && session_->news() == Session::News::kGone) {
-      ADDEND_TRY(rejoin(deadline));
+      ADDEND_TRY(server_gone(deadline));
+      if (gone_) return number.error();
       number = session_->table(table, deadline);
     }
     if (!number) return number.error();
@@ -491,6 +509,7 @@ class ServiceReducer final : public Reducer {
   bool was_by_leaf_;    // and not longer than it can send on
   bool summed_floats_;  // instead of integers in their place
   Stream stream_;
+  Outcomes outcomes_;
   IntegerRounds integer_rounds_;
   Forecast forecast_;
   std::vector<Table> tables_;
@@ -498,12 +517,9 @@ class ServiceReducer final : public Reducer {
   std::string broken_;
   std::optional<addend_control_ended> ended_;  // the server told everybody why the epoch is over
 
-  bool first_ = true;        // the round in progress, or the next, is the first of a step
-  bool entry_ = true;        // and absent workers may come back in it
-  bool changed_ = false;     // the last step must begin again
+  bool gone_ = false;        // the server, and its memory with it; with a quorum
   bool first_came_ = false;  // the first chunk of this round has come back
-  uint64_t missing_ = 0;
-  uint64_t absent_somewhere_ = 0, absent_everywhere_ = 0;  // in the chunks of this round
+  Absence absence_;          // in the chunks of this round
 };
 
 Status check(const ServiceReducerOptions& options) {

@@ -45,13 +45,15 @@ Stream::Stream(uint32_t slots, uint32_t payload_bytes)
       bases_(slots, 0),
       pace_(slots) {}
 
+Error lost_place() {
+  return make_error(Errc::kUnavailable,
+                    "a worker has lost its place in the job; all must start the step anew");
+}
+
 Status Stream::enter(const EpochView& view) {
   const bool moved =
       std::any_of(positions_.begin(), positions_.end(), [](uint32_t p) { return p > 0; });
-  if (view.positions.empty() && moved) {
-    return make_error(Errc::kUnavailable,
-                      "a worker has lost its place in the job; all must start the step anew");
-  }
+  if (view.positions.empty() && moved) return lost_place();
   std::vector<uint32_t> bases(slots_, 0);
   std::copy(view.positions.begin(), view.positions.end(), bases.begin());
   // Of each slot only the last two contributions are kept.

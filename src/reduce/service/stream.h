@@ -41,6 +41,9 @@ struct Arrival {
   uint64_t contributors;
 };
 
+/// What is wrong where some worker does not come back, but anew.
+Error lost_place();
+
 /// One thread at a time.
 class Stream {
  public:
