@@ -27,8 +27,10 @@ struct Quantiser {
   bool uniform = false;          ///< levels are 0, 1, ... g: tables say what a cell already is
   /// Rounding thresholds in [0, 1), kThresholds of them; element i takes number i % kThresholds.
   const float* thresholds = nullptr;
-  /// As many floats as are rounded, fetched meanwhile because they are read next; or null.
+  /// As many floats as are rounded, or with `next_half` half as many, fetched meanwhile because
+  /// they are read next; or null.
   const float* next = nullptr;
+  bool next_half = false;
 };
 
 /// Thresholds that a block cycles through.
@@ -55,8 +57,10 @@ float energy(const float* x, uint64_t n);
 float add_owed(const float* x, const float* owed, uint64_t n, float* sum, bool past_caches);
 
 /// The rotation: negates where bit i of `signs` is set, then the Walsh-Hadamard transform, not
-/// normalised. x and y may be the same. REQUIRES: n a power of two >= kLeastBlock.
-void rotate(const float* x, const uint64_t* signs, uint64_t n, float* y);
+/// normalised. x and y may be the same. n / 2 floats from `next` on are fetched meanwhile, if it is
+/// not null. REQUIRES: n a power of two >= kLeastBlock.
+void rotate(const float* x, const uint64_t* signs, uint64_t n, float* y,
+            const float* next = nullptr);
 
 /// Its inverse but for a factor n: the transform in place on x, then y = x, negated where bit i is
 /// set. x is used up, and is not y. `past_caches` as above.

@@ -19,7 +19,7 @@ namespace {
 void unrotate_kernel(float* x, const uint64_t* signs, uint64_t n, float* y, bool past) {
   first_stages(n, x, [&](uint64_t i) HWY_ATTR { return hn::LoadU(DF(), x + i); });
   past = past && can_stream(y);
-  stages_from(x, n, 2 * kWidth,
+  stages_from(x, n, kAfterFirst,
               [&](VF v, uint64_t i) HWY_ATTR { write(flipped(v, signs, i), y + i, past); });
 }
 

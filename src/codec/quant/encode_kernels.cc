@@ -58,10 +58,13 @@ float add_owed_kernel(const float* x, const float* owed, uint64_t n, float* sum,
   });
 }
 
-void rotate_kernel(const float* x, const uint64_t* signs, uint64_t n, float* y) {
-  first_stages(n, y,
-               [&](uint64_t i) HWY_ATTR { return flipped(hn::LoadU(DF(), x + i), signs, i); });
-  stages_from(y, n, 2 * kWidth, [y](VF v, uint64_t i) HWY_ATTR { hn::StoreU(v, DF(), y + i); });
+void rotate_kernel(const float* x, const uint64_t* signs, uint64_t n, float* y, const float* next) {
+  if (next == nullptr) next = x;
+  first_stages(n, y, [&](uint64_t i) HWY_ATTR {
+    if (i % (2 * kLanes) == 0) hwy::Prefetch(next + i / 2);
+    return flipped(hn::LoadU(DF(), x + i), signs, i);
+  });
+  stages_from(y, n, kAfterFirst, [y](VF v, uint64_t i) HWY_ATTR { hn::StoreU(v, DF(), y + i); });
 }
 
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
@@ -223,8 +226,9 @@ HWY_INLINE void quantise_with(const Levels& levels, const Quantiser& q, const fl
   const DF d;
   const Constants k{hn::Set(d, q.scale), hn::Set(d, q.middle), hn::Set(d, q.top)};
   const float* next = q.next == nullptr ? x : q.next;
+  const int half = q.next_half ? 1 : 0;
   for (uint64_t i = 0; i < n; i += kWidth) {
-    if (i % kLanes == 0) hwy::Prefetch(next + i);
+    if (i % kLanes == 0) hwy::Prefetch(next + (i >> half));
     const VF threshold = hn::LoadU(d, q.thresholds + i % kThresholds);
     const VI level = round_to_level<kIndices>(levels, k, hn::LoadU(d, x + i), threshold);
     kIndices ? store_nibbles(level, out + i / 2) : hn::StoreU(low_bytes(level), D8(), out + i);
@@ -232,27 +236,28 @@ HWY_INLINE void quantise_with(const Levels& levels, const Quantiser& q, const fl
 }
 
 #if HWY_TARGET == HWY_AVX2
-// Four vectors at once, whose cells are the bytes of one: a shuffle then looks up 32 of them. Bytes
-// are in the order that packing leaves, block by block, until they are stored; unpacking takes
-// them back to where they came from.
-HWY_INLINE __m256i packed(__m256i a, __m256i b, __m256i c, __m256i d) {
-  return _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+// Four vectors at once, whose cells are the bytes of one: a shuffle then looks up 32 of them. Lane
+// i of vector k has byte k of lane i, so that bytes go there and back without leaving their lane.
+HWY_INLINE __m256i woven(__m256i a, __m256i b, __m256i c, __m256i d) {
+  const __m256i even = _mm256_blend_epi16(a, c, 0xAA), odd = _mm256_blend_epi16(b, d, 0xAA);
+  return _mm256_blendv_epi8(even, odd, _mm256_set1_epi16(static_cast<short>(0xFF00)));
 }
-HWY_INLINE __m256i packed_unsigned(const VI v[4]) {
-  return _mm256_packus_epi16(_mm256_packus_epi32(v[0].raw, v[1].raw),
-                             _mm256_packus_epi32(v[2].raw, v[3].raw));
+// Byte k of each of the four lanes of a half, and zeros.
+HWY_INLINE __m256i lane_bytes(uint32_t k) {
+  const auto from = [k](uint32_t lane) { return static_cast<int>(0x80808000u + 4 * lane + k); };
+  return _mm256_broadcastsi128_si256(_mm_setr_epi32(from(0), from(1), from(2), from(3)));
 }
-HWY_INLINE void unpacked(__m256i bytes, VF v[4]) {
-  const __m256i zero = _mm256_setzero_si256();
-  const __m256i low = _mm256_unpacklo_epi8(bytes, zero), high = _mm256_unpackhi_epi8(bytes, zero);
-  v[0] = VF{_mm256_cvtepi32_ps(_mm256_unpacklo_epi16(low, zero))};
-  v[1] = VF{_mm256_cvtepi32_ps(_mm256_unpackhi_epi16(low, zero))};
-  v[2] = VF{_mm256_cvtepi32_ps(_mm256_unpacklo_epi16(high, zero))};
-  v[3] = VF{_mm256_cvtepi32_ps(_mm256_unpackhi_epi16(high, zero))};
+HWY_INLINE void unwoven(__m256i bytes, VF v[4]) {
+  v[0] = VF{_mm256_cvtepi32_ps(_mm256_and_si256(bytes, _mm256_set1_epi32(0xFF)))};
+  v[1] = VF{_mm256_cvtepi32_ps(_mm256_shuffle_epi8(bytes, lane_bytes(1)))};
+  v[2] = VF{_mm256_cvtepi32_ps(_mm256_shuffle_epi8(bytes, lane_bytes(2)))};
+  v[3] = VF{_mm256_cvtepi32_ps(_mm256_srli_epi32(bytes, 24))};
 }
-HWY_INLINE void store_packed(__m256i bytes, bool as_nibbles, uint8_t* to) {
-  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  const __m256i in_order = _mm256_permutevar8x32_epi32(bytes, order);
+HWY_INLINE void store_woven(__m256i bytes, bool as_nibbles, uint8_t* to) {
+  const __m256i by_vector = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+  const __m256i in_order = _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(bytes, by_vector),
+                                                       _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
   if (!as_nibbles) return _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), in_order);
   const __m256i pairs = _mm256_maddubs_epi16(in_order, _mm256_set1_epi16(0x1001));
   const __m256i both = _mm256_permute4x64_epi64(_mm256_packus_epi16(pairs, pairs), 0x08);
@@ -287,11 +292,18 @@ struct ByteTables {
   ByteTable<kRegisters> lower, gap, index;
 };
 
-// The levels, or indices, of four vectors, as packed bytes.
+// All ones in the bytes of the lanes that are rounded up.
+HWY_INLINE __m256i rounded_up(const VF y[4], const VF lower[4], const VF step[4]) {
+  __m256i up[4];
+  for (uint32_t j = 0; j < 4; ++j)
+    up[j] = hn::BitCast(DI(), hn::VecFromMask(DF(), hn::Gt(hn::Sub(y[j], lower[j]), step[j]))).raw;
+  return woven(up[0], up[1], up[2], up[3]);
+}
+
+// The levels, or indices, of four vectors, woven. `moved` is y + kToCell.
 template <bool kIndices, uint32_t kRegisters>
-HWY_INLINE __m256i round_four(const ByteTables<kRegisters>& tables, const VF y[4], const VI cell[4],
-                              const VF threshold[4]) {
-  const __m256i cells = packed_unsigned(cell);
+HWY_INLINE __m256i round_four(const ByteTables<kRegisters>& tables, const VF y[4], const VF[4],
+                              __m256i cells, const VF threshold[4]) {
   __m256i at[kRegisters];
   for (uint32_t r = 0; r < kRegisters; ++r) {
     const auto first = _mm256_set1_epi8(static_cast<char>(r * 16));
@@ -299,27 +311,23 @@ HWY_INLINE __m256i round_four(const ByteTables<kRegisters>& tables, const VF y[4
   }
   const __m256i lower = tables.lower(at), gap = tables.gap(at);
   VF lowers[4], gaps[4];
-  unpacked(lower, lowers);
-  unpacked(gap, gaps);
-  __m256i up[4];
+  unwoven(lower, lowers);
+  unwoven(gap, gaps);
   for (uint32_t j = 0; j < 4; ++j)
-    up[j] = hn::VecFromMask(DI(), hn::RebindMask(DI(), hn::Gt(hn::Sub(y[j], lowers[j]),
-                                                              hn::Mul(threshold[j], gaps[j]))))
-                .raw;
-  const __m256i ups = packed(up[0], up[1], up[2], up[3]);
+    gaps[j] = hn::Mul(threshold[j], gaps[j]);
+  const __m256i ups = rounded_up(y, lowers, gaps);
   if (kIndices) return _mm256_sub_epi8(tables.index(at), ups);
   return _mm256_add_epi8(lower, _mm256_and_si256(ups, gap));
 }
 
 template <bool kIndices>
-HWY_INLINE __m256i round_four(const Uniform&, const VF y[4], const VI cell[4],
+HWY_INLINE __m256i round_four(const Uniform&, const VF y[4], const VF moved[4], __m256i cells,
                               const VF threshold[4]) {
-  VI level[4];
-  for (uint32_t j = 0; j < 4; ++j) {
-    const auto up = hn::Gt(hn::Sub(y[j], hn::ConvertTo(DF(), cell[j])), threshold[j]);
-    level[j] = hn::Sub(cell[j], hn::VecFromMask(DI(), hn::RebindMask(DI(), up)));
-  }
-  return packed_unsigned(level);
+  const auto whole = hn::BitCast(DF(), hn::Set(DI(), -(1 << kCellShift)));
+  VF lowers[4];
+  for (uint32_t j = 0; j < 4; ++j)
+    lowers[j] = hn::Sub(hn::And(moved[j], whole), hn::Set(DF(), kToCell));
+  return _mm256_sub_epi8(cells, rounded_up(y, lowers, threshold));
 }
 
 template <bool kIndices, typename Levels>
@@ -328,18 +336,23 @@ HWY_INLINE void quantise_fours(const Levels& levels, const Quantiser& q,
   const DF d;
   const Constants k{hn::Set(d, q.scale), hn::Set(d, q.middle), hn::Set(d, q.top)};
   const float* next = q.next == nullptr ? x : q.next;
+  const int half = q.next_half ? 1 : 0;
   for (uint64_t i = 0; i < n; i += 4 * kWidth) {
-    hwy::Prefetch(next + i);
-    hwy::Prefetch(next + i + kLanes);
-    VF y[4], threshold[4];
-    VI cell[4];
+    hwy::Prefetch(next + (i >> half));
+    hwy::Prefetch(next + ((i + kLanes) >> half));
+    VF y[4], moved[4], threshold[4];
+    __m256i bits[4];
     for (uint32_t j = 0; j < 4; ++j) {
       y[j] = clamped(k, hn::LoadU(d, x + i + j * kWidth));
-      cell[j] = cell_of(y[j]);
-      threshold[j] = hn::LoadU(d, q.thresholds + (i + j * kWidth) % kThresholds);
+      moved[j] = hn::Add(y[j], hn::Set(d, kToCell));
+      bits[j] = hn::BitCast(DI(), moved[j]).raw;
+      threshold[j] = hn::LoadU(d, q.thresholds + i % kThresholds + j * kWidth);
     }
-    store_packed(round_four<kIndices>(levels, y, cell, threshold), kIndices,
-                 out + (kIndices ? i / 2 : i));
+    const __m256i cells = woven(
+        _mm256_srli_epi32(bits[0], kCellShift), _mm256_srli_epi32(bits[1], kCellShift - 8),
+        _mm256_slli_epi32(bits[2], 16 - kCellShift), _mm256_slli_epi32(bits[3], 24 - kCellShift));
+    store_woven(round_four<kIndices>(levels, y, moved, cells, threshold), kIndices,
+                out + (kIndices ? i / 2 : i));
   }
 }
 #endif
@@ -389,9 +402,9 @@ float add_owed(const float* x, const float* owed, uint64_t n, float* sum, bool p
   return HWY_DYNAMIC_DISPATCH(add_owed_kernel)(x, owed, n, sum, past_caches);
 }
 
-void rotate(const float* x, const uint64_t* signs, uint64_t n, float* y) {
+void rotate(const float* x, const uint64_t* signs, uint64_t n, float* y, const float* next) {
   if (scalar_forced()) return reference::rotate(x, signs, n, y);
-  HWY_DYNAMIC_DISPATCH(rotate_kernel)(x, signs, n, y);
+  HWY_DYNAMIC_DISPATCH(rotate_kernel)(x, signs, n, y, next);
 }
 
 void quantise_levels(const Quantiser& quantiser, const float* x, uint64_t n, uint8_t* levels) {

@@ -108,7 +108,8 @@ class QuantCodec final : public QuantPlan {
   void choose_samples();
   bool is_broken_here(uint64_t b) const;
   Quantiser quantiser(uint64_t b, const Part& part, float norm) const;
-  const float* read_after(uint64_t b) const;
+  const float* elements_after(uint64_t b) const;
+  bool has_like_after(uint64_t b) const;
   void encode_block(Scratch& mine, uint64_t b, Carrier as, uint8_t* out);
   void draft_residual(Scratch& mine, uint64_t b, Carrier as, const uint8_t* coded);
   // Whether what blocks become is not read soon; the union's values are scattered at once.

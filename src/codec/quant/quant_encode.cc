@@ -32,7 +32,8 @@ void QuantCodec::rotate_block(Scratch& mine, uint64_t b, float prescale) const {
     std::fill(rotated + block.elements, rotated + block.size, 0.0f);
   }
   if (rotates()) {
-    rotate(source, signs(mine, block, step_ / sign_period()), block.size, rotated);
+    rotate(source, signs(mine, block, step_ / sign_period()), block.size, rotated,
+           elements_after(b));
   } else if (direct) {
     std::memcpy(rotated, source, uint64_t{block.size} * 4);
   }
@@ -63,12 +64,14 @@ Quantiser QuantCodec::quantiser(uint64_t b, const Part& part, float norm) const 
   return q;
 }
 
-// What encoding the next block begins with, if it is as long.
-const float* QuantCodec::read_after(uint64_t b) const {
-  if (b + 1 == blocks_.size() || blocks_[b + 1].elements < blocks_[b].size) return nullptr;
-  const Block& next = blocks_[b + 1];
-  if (residual_.has_draft()) return residual_.draft() + next.place;
-  return source_type() == DType::kF32 ? static_cast<const float*>(source_) + next.begin : nullptr;
+// The next block's elements, if it is as long and they are read as they are.
+const float* QuantCodec::elements_after(uint64_t b) const {
+  if (source_type() != DType::kF32 || !has_like_after(b)) return nullptr;
+  return static_cast<const float*>(source_) + blocks_[b + 1].begin;
+}
+
+bool QuantCodec::has_like_after(uint64_t b) const {
+  return b + 1 < blocks_.size() && blocks_[b + 1].elements >= blocks_[b].size;
 }
 
 // Ahead of its norm a block may turn out not to be finite.
@@ -93,7 +96,12 @@ void QuantCodec::encode_block(Scratch& mine, uint64_t b, Carrier as, uint8_t* ou
     load_rotated(mine, b, prescale);
   }
   Quantiser q = quantiser(b, part, part.norm * prescale);
-  q.next = read_after(b);
+  if (residual_.has_draft()) {
+    q.next = has_like_after(b) ? residual_.draft() + blocks_[b + 1].place : nullptr;
+  } else if (const float* next = elements_after(b); next != nullptr) {
+    q.next = next + at.size / 2;  // rotating this block has fetched the first half
+    q.next_half = true;
+  }
   if (as == Carrier::kIndices) {
     quantise_indices(q, rotated, at.size, out);
   } else {

@@ -38,12 +38,21 @@ HWY_INLINE bool can_stream(const float* to) {
 // v with the signs of the lanes flipped whose bit is set, from bit i of the bitmap on.
 HWY_INLINE VF flipped(VF v, const uint64_t* signs, uint64_t i) {
   const DF d;
+#if HWY_TARGET == HWY_AVX2
+  // Each lane moves its bit of the byte to the sign: half the operations of making a mask.
+  const hn::RebindToUnsigned<DF> du;
+  const auto byte =
+      hn::Set(hn::Repartition<uint8_t, DF>(), reinterpret_cast<const uint8_t*>(signs)[i / 8]);
+  const auto bits = hn::Shl(hn::BitCast(du, byte), hn::Sub(hn::Set(du, 31), hn::Iota(du, 0)));
+  return hn::Xor(v, hn::And(hn::BitCast(d, bits), hn::Set(d, -0.0f)));
+#else
   if constexpr (kWidth >= 8) {
     const auto mask = hn::LoadMaskBits(d, reinterpret_cast<const uint8_t*>(signs) + i / 8);
     return hn::Xor(v, hn::IfThenElseZero(mask, hn::Set(d, -0.0f)));
   }
   const uint8_t bits = static_cast<uint8_t>(signs[i / 64] >> (i % 64));
   return hn::Xor(v, hn::IfThenElseZero(hn::LoadMaskBits(d, &bits), hn::Set(d, -0.0f)));
+#endif
 }
 
 // One butterfly inside a vector: lanes without bit h get a + b, those with it a - b. `partner`
@@ -72,8 +81,23 @@ HWY_INLINE VF inner_stages(VF v, VF s1, VF s2, VF s4, VF s8) {
 
 HWY_INLINE void butterfly(VF& a, VF& b) {
   const VF sum = hn::Add(a, b);
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
+  // Units that multiply and add stand idle beside those that add; times 1 is exact.
+  b = hn::NegMulAdd(b, hn::Set(DF(), 1.0f), a);
+#else
   b = hn::Sub(a, b);
+#endif
   a = sum;
+}
+
+// Butterflies between 2^kStages vectors, `step` = 1, 2, ... apart.
+template <uint32_t kCount>
+HWY_INLINE void butterflies(VF (&v)[kCount]) {
+  for (uint32_t step = 1; step < kCount; step *= 2) {
+    for (uint32_t j = 0; j < kCount; ++j) {
+      if ((j & step) == 0) butterfly(v[j], v[j | step]);
+    }
+  }
 }
 
 // kStages stages from h on, in one pass over memory: 2^kStages vectors in registers.
@@ -86,11 +110,7 @@ HWY_INLINE void outer_stages(const float* x, uint64_t n, uint64_t h, Store store
       VF v[kCount];
       for (uint32_t j = 0; j < kCount; ++j)
         v[j] = hn::LoadU(d, x + i + j * h);
-      for (uint32_t step = 1; step < kCount; step *= 2) {
-        for (uint32_t j = 0; j < kCount; ++j) {
-          if ((j & step) == 0) butterfly(v[j], v[j | step]);
-        }
-      }
+      butterflies(v);
       for (uint32_t j = 0; j < kCount; ++j)
         store(v[j], i + j * h);
     }
@@ -116,17 +136,22 @@ HWY_INLINE void stages_from(float* x, uint64_t n, uint64_t h, Last last) {
   outer_stages<1>(x, n, h, last);
 }
 
-// The first pass: all stages inside vectors and the one between neighbours.
+// The first pass: all stages inside vectors and kFirst between neighbours, so that the other stages
+// of a block of 2048 take two passes. The first that is left to them is kAfterFirst.
+constexpr uint32_t kFirst = kWidth >= 16 ? 1 : 2;
+constexpr uint64_t kAfterFirst = uint64_t{kWidth} << kFirst;
+
 template <typename Load>
 HWY_INLINE void first_stages(uint64_t n, float* y, Load load) {
   const DF d;
   const VF s1 = signs_of<1>(), s2 = signs_of<2>(), s4 = signs_of<4>(), s8 = signs_of<8>();
-  for (uint64_t i = 0; i < n; i += 2 * kWidth) {
-    VF a = inner_stages(load(i), s1, s2, s4, s8),
-       b = inner_stages(load(i + kWidth), s1, s2, s4, s8);
-    butterfly(a, b);
-    hn::StoreU(a, d, y + i);
-    hn::StoreU(b, d, y + i + kWidth);
+  for (uint64_t i = 0; i < n; i += kAfterFirst) {
+    VF v[1u << kFirst];
+    for (uint32_t j = 0; j < 1u << kFirst; ++j)
+      v[j] = inner_stages(load(i + j * kWidth), s1, s2, s4, s8);
+    butterflies(v);
+    for (uint32_t j = 0; j < 1u << kFirst; ++j)
+      hn::StoreU(v[j], d, y + i + j * kWidth);
   }
 }
 
