@@ -22,12 +22,12 @@ constexpr uint64_t repeated(uint32_t ones, uint32_t every) {
 
 // The low bits of sixteen nibbles, side by side. Neighbours move together in four steps, each of
 // which halves how many there are.
-template <uint32_t kBits>
+template <uint32_t kBits, uint32_t kStep = 0>
 uint64_t squeeze(uint64_t x) {
-  for (uint32_t step = 0; step < 4; ++step) {
-    const uint32_t ones = kBits << step, room = 4u << step;
-    const uint64_t even = repeated(ones, 2 * room);
-    x = (x & even) | (x >> (room - ones) & even << ones);
+  if constexpr (kStep < 4) {
+    constexpr uint32_t kOnes = kBits << kStep, kRoom = 4u << kStep;
+    constexpr uint64_t kEven = repeated(kOnes, 2 * kRoom);
+    return squeeze<kBits, kStep + 1>((x & kEven) | (x >> (kRoom - kOnes) & kEven << kOnes));
   }
   return x;
 }
