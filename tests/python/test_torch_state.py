@@ -222,6 +222,14 @@ def load_elsewhere(rank: int, world: int, folder: Path) -> None:
     made.run(BEFORE, 2)
     assert digest(made.result().parameters) == ends[1]
 
+    # The same codec in other words.
+    made = trainer(Recommender, recommender_loss, "quant:feedback=float,bits=4", MANY_BUCKETS)
+    load(made, folder / f"float-{rank}.pt")
+    log.take()
+    made.run(BEFORE, 2)
+    assert not log.lines, log.lines
+    assert digest(made.result().parameters) == ends[0]
+
     # Another codec for some parameters: the others keep theirs.
     codec = "quant:bits=4,feedback=float"
     options = {"overrides": {"layers.*": "exact"}, "seed": 5}

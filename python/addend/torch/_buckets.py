@@ -298,7 +298,8 @@ class Buckets:
         else:
             for name, saved in ((bare(n), one) for n, one in state["parameters"].items()):
                 residual = bytes(saved["residual"].cpu().numpy().tobytes())
-                if saved["codec"] == self._specs.of(name):
+                # Whether a state of its kind fits, a codec says.
+                if kind_of(saved["codec"]) == kind_of(self._specs.of(name)):
                     kept[name] = _Residual(residual, float(saved["loss_scale"]))
                 elif residual:
                     dropped.append(name)

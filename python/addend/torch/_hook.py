@@ -191,6 +191,10 @@ class Handle:
     ) -> "torch.futures.Future[torch.Tensor]":
         """The gradient travels as its codecs say."""
         future, promised = self._promise(buffer)
+        before = None
+        if known.owed is not None:
+            before = buffer.clone()  # may be the gradient itself, which must survive a failure
+            buffer += known.owed.to(buffer.device)
         sent = self._in_pieces(known, buffer, place.bucket, parameters) or known
         codecs = sent.codecs
         assert codecs is not None
@@ -208,12 +212,17 @@ class Handle:
             with memory.order():
                 future.set_result(buffer)
 
+        def failed(error: Exception) -> None:
+            if before is not None:
+                buffer.copy_(before)
+            future.set_exception(error)  # type: ignore[arg-type]  # torch's stubs are wrong
+
         self._engine.run(
             place,
             sent.plan,
             codecs.parts(memory.address),
             done,
-            future.set_exception,  # type: ignore[arg-type]  # torch's stubs are wrong
+            failed,
             loss_scale=self._buckets.loss_scale,
             pieces=codecs.pieces,
             in_place=self._in_place and not self._engine.repeats,
@@ -344,10 +353,7 @@ class Handle:
         adaptive.submitted(place.step, place.bucket, buffer, parameters)
         if adaptive.is_reference(place.step):
             return self._buckets.plain(place.bucket, parameters)
-        known = self._buckets.follow(place.bucket, parameters)
-        if known.owed is not None:
-            buffer += known.owed.to(buffer.device)
-        return known
+        return self._buckets.follow(place.bucket, parameters)
 
     # ---- what users call
 
