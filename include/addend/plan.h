@@ -159,7 +159,8 @@ struct Advice {
   bool pays = false;                     ///< gain is kWorthIt or more
 };
 /// The codec and engine with most progress per second, among these engines and codecs of at least
-/// this fidelity. REQUIRES: an engine at least.
+/// this fidelity; one that loses something only if it gains kWorthIt over what pays and loses
+/// nothing. REQUIRES: an engine at least.
 Advice advise(const Job& job, const Calibration& calibration, const Network& network,
               std::span<const Engine> engines, double floor);
 

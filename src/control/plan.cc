@@ -315,16 +315,22 @@ Advice advise(const Job& job, const Calibration& calibration, const Network& net
       best = std::max(best, worth(0, engine, times));
     return best;
   };
-  Advice out;
-  double most = 0;
+  // The best of what loses nothing, and of all that may be lost.
+  Advice exact, out;
+  double most_exact = 0, most = 0;
   for (const Engine engine : engines) {
     for (std::size_t codec = 0; codec < calibration.codecs.size(); ++codec) {
       const CodecModel& model = calibration.codecs[codec];
-      if (model.loss != Loss::kNone && (floor >= 1 || !(model.fidelity >= floor))) continue;
+      const bool lossy = model.loss != Loss::kNone;
+      if (lossy && (floor >= 1 || !(model.fidelity >= floor))) continue;
       const double now = worth(codec, engine, 1);
       if (now > most) most = now, out.codec = codec, out.engine = engine;
+      if (now > most_exact && !lossy) most_exact = now, exact.codec = codec, exact.engine = engine;
     }
   }
+  // Nothing is to be lost for what the model cannot tell.
+  const bool exact_pays = exact.codec != 0 && most_exact >= Advice::kWorthIt * best_dense(1);
+  if (exact_pays && most < Advice::kWorthIt * most_exact) out = exact;
   const auto gain = [&](double times) {
     return worth(out.codec, out.engine, times) / best_dense(times);
   };

@@ -329,6 +329,23 @@ TEST(Advise, AGainBelowFivePercentDoesNotPay) {
   }
 }
 
+TEST(Advise, NothingIsLostForAGainBelowFivePercent) {
+  const std::vector<Engine> engines = {Engine::kMesh};
+  const Network network = network_of(Engine::kMesh, 2, 8);
+  for (const double bytes : {0.9, 0.98}) {
+    Calibration calibration{{model_of("dense", 0, 4), model_of("exact", 0, 1),
+                             model_of("lossy", 0, bytes, Loss::kUnbiased)},
+                            {}};
+    EXPECT_EQ(advise(one_bucket(1e7), calibration, network, engines, 0.9).codec,
+              bytes < 0.95 ? 2u : 1u);
+    // Where what loses nothing gains nothing, either, there is no choice.
+    calibration.codecs[1] = model_of("exact", 0, 4);
+    calibration.codecs[2] = model_of("lossy", 0, 4 * bytes - 0.1, Loss::kUnbiased);
+    const Advice seen = advise(one_bucket(1e7), calibration, network, engines, 0.9);
+    EXPECT_EQ(seen.codec, 2u);
+  }
+}
+
 TEST(Advise, KeepsToTheFloor) {
   Calibration calibration = two();
   calibration.codecs[1].loss = Loss::kUnbiased;
