@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The two commands of the README: `make demo` and `make test`. Each installs what it needs (as root) or names it.
-.PHONY: help demo demo-codecs test test-dev test-python build-sanitizers test-asan test-tsan bench bench-torch bench-plan bench-loss bench-service fuzz mutants format check-format build-release python-env clean
+.PHONY: help demo demo-codecs test test-dev test-python build-sanitizers test-asan test-tsan bench bench-torch bench-adaptive bench-plan bench-loss bench-service fuzz mutants format check-format build-release python-env clean
 JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 60
 TSAN_TESTS = base_test reduce_test pipeline_test float_equality_test example_c service_test service_net_test tree_net_test
@@ -51,6 +51,11 @@ bench-torch: python-env
 bench-plan: python-env build-release
 	tools/install_packages.sh demo
 	.venv/bin/python bench/plan_bars.py build/release/apps/addend/addend $(PLAN_BARS)
+
+# codec="adaptive" in the demo's training against plain DDP and fixed codecs, in turn (as root, ten minutes).
+bench-adaptive: python-env
+	tools/install_packages.sh demo
+	.venv/bin/python bench/adaptive_bars.py
 
 # Time until a loss is reached: dense, fixed codecs, adaptive policies (as root, a quarter of an hour).
 bench-loss: python-env

@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from demo_runs import ROOT, train
 
-ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from demo.models import MODELS  # noqa: E402
+from demo.models import MODELS
 
-from addend.torch._advise import record  # noqa: E402
+from addend.torch._advise import record
 
 MOST_ERROR, NEARLY_BEST = 0.15, 1.05
 STEPS = 40
@@ -39,6 +39,7 @@ LATENCY_US = 100  # of a message between two of this machine's namespaces
 RUNS = {
     "ddp": ("ring", "dense"),
     "torch:fp16": ("ring", "cast:to=f16"),
+    "dense": ("mesh", "dense"),
     "exact": ("mesh", "exact"),
     "quant": ("mesh", "quant"),
     "cast:bf16": ("mesh", "cast:to=bf16"),
@@ -61,24 +62,18 @@ def places(full: bool) -> Iterator[Place]:
                 yield Place(model, gbit, workers)
 
 
-def train(place: Place, codecs: Iterable[str], folder: Path, server: str = "") -> dict[str, Any]:
+def train_at(
+    place: Place, codecs: Iterable[str], folder: Path, **options: object
+) -> dict[str, Any]:
     """The demo's runs of one model, by name."""
-    out = folder / "report.html"
-    asked = ["--workers", place.workers, "--gbit", place.gbit, "--models", place.model]
-    asked += ["--steps", STEPS, "--codecs", *codecs, *(["--server", server] if server else [])]
-    command = [sys.executable, "-m", "demo", *map(str, asked), "--out", str(out)]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    document = json.loads(out.with_suffix(".json").read_text(encoding="utf-8"))
-    if not document["gbit"]:
-        sys.exit(f"plan_bars: {document['network']}")
-    (model,) = document["models"]
-    return {run["codec"]: run for run in model["runs"]}
+    options |= {"workers": place.workers, "gbit": place.gbit, "steps": STEPS}
+    return {run["codec"]: run for run in train(place.model, list(codecs), folder, **options)}
 
 
 def measure(addend: str, place: Place, folder: Path) -> dict[str, Any]:
     """All runs, by name; those over a server in front of which it says so."""
-    runs = train(place, (name for name in RUNS if name != "ddp"), folder)
-    served = train(place, SERVED, folder, server=addend)
+    runs = train_at(place, (name for name in RUNS if name != "ddp"), folder)
+    served = train_at(place, SERVED, folder, server=addend)
     return {**runs, **{f"server {name}": served[name] for name in SERVED}}
 
 
@@ -155,8 +150,6 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="0.1 to 10 Gbit/s, 2 to 8 workers")
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     options = parser.parse_args()
-    if os.geteuid() != 0:
-        sys.exit("plan_bars: links are shaped by network namespaces: run it as root")
     print("model   Gbit/s workers run       engine  measured predicted   error  limit   (ms)")
     errors: list[float] = []
     verdicts: list[bool] = []

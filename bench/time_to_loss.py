@@ -16,15 +16,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from demo_runs import train
+
 MODELS = ("words", "digits")
 DENSE = ("ddp", "torch:fp16")
 SELECTOR = "topk"
@@ -55,25 +54,6 @@ def steps_to(losses: Sequence[float], target: float) -> int | None:
         if loss <= target:
             return step
     return None
-
-
-def train(model: str, options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    out = folder / "report.html"
-    asked = ["--workers", options.workers, "--gbit", options.gbit, "--models", model]
-    asked += ["--steps", options.steps, "--seed", options.seed, "--out", out]
-    asked += ["--codecs", *DENSE[1:], *FIXED, *options.policies]
-    command = [sys.executable, "-m", "demo", *map(str, asked)]
-    done = subprocess.run(command, cwd=ROOT, check=False, stdout=subprocess.DEVNULL)
-    if done.returncode not in (0, 1):  # 1: a loss away from DDP's, which is what is asked here
-        sys.exit(done.returncode)
-    document = json.loads(out.with_suffix(".json").read_text(encoding="utf-8"))
-    if not document["gbit"]:
-        sys.exit(f"time_to_loss: {document['network']}")
-    (trained,) = document["models"]
-    if not all(run["replicas_identical"] for run in trained["runs"]):
-        sys.exit(f"time_to_loss: {model}: workers ended with different parameters")
-    runs: list[dict[str, Any]] = trained["runs"]
-    return runs
 
 
 def judge(model: str, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -125,12 +105,19 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="the rows, as JSON")
     options = parser.parse_args()
-    if os.geteuid() != 0:
-        sys.exit("time_to_loss: links are shaped by network namespaces: run it as root")
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="addend-loss-") as name:
         for model in options.models:
-            now = judge(model, train(model, options, Path(name)))
+            runs = train(
+                model,
+                [*DENSE[1:], *FIXED, *options.policies],
+                Path(name),
+                workers=options.workers,
+                gbit=options.gbit,
+                steps=options.steps,
+                seed=options.seed,
+            )
+            now = judge(model, runs)
             show(now)
             rows += now
     if options.out:
