@@ -131,8 +131,8 @@ enum class Reason : uint8_t {
   kBest,       ///< the plan with it makes most progress per second
   kKept,       ///< another would gain less than 5 %
   kDwell,      ///< it has had its codec for less than 3 windows
-  kWarmUp,     ///< norms have not settled, so nothing lossy
-  kRate,       ///< the learning rate changed: nothing lossy for a window
+  kWarmUp,     ///< norms have not settled: next to nothing lossy
+  kRate,       ///< the learning rate changed: the same for a window
   kFloor,      ///< what it had was below the floor
   kSmall,      ///< below 1024 elements
   kNonfinite,  ///< NaN or infinity travels as it is

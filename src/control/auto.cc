@@ -30,6 +30,7 @@ constexpr uint64_t kDropsWindows = 10;
 constexpr std::size_t kMostDrops = 3;
 constexpr double kResidualCap = 20;  // norms of the gradient
 constexpr uint64_t kLeastElements = 1024;
+constexpr double kCareful = 0.999;       // floor while errors may do harm: a cast may go, more not
 constexpr double kSettled = 0.5;         // relative change of norms, squared
 constexpr uint64_t kLongestWarmUp = 10;  // windows
 constexpr double kRateChanged = 0.25;
@@ -55,11 +56,12 @@ struct Past {
   std::vector<uint64_t> barred_until;  // of each candidate
 };
 
-/// A plan that ran: its step against what a dense one is predicted to take.
+/// A plan that ran, and what its steps took beyond its lanes and what any plan's take beyond them.
 struct Tried {
   Plan plan;
-  double of_dense;
-  uint64_t window;
+  double own_s = 0;
+  uint64_t windows = 0;  // that showed it
+  uint64_t window = 0;   // the latest in which it ran
 };
 
 class Auto final : public Controller {
@@ -84,7 +86,7 @@ class Auto final : public Controller {
     remember(seen, moved);
     judge(seen);
     const std::vector<Choices> choices = restrict(seen, moved);
-    provisional_ = exact_only();
+    provisional_ = careful();
     Decision out;
     out.window = window_;
     out.realised_s = seen.step.step_s;
@@ -104,32 +106,70 @@ class Auto final : public Controller {
   bool all_dense() const {
     return std::all_of(plan_.begin(), plan_.end(), [](uint32_t c) { return c == 0; });
   }
-  bool exact_only() const { return !warm_ || rate_changed_; }
+  // Whether gradients are in a state that errors may do harm in.
+  bool careful() const { return !warm_ || rate_changed_; }
   double worth(const Plan& plan) const { return costs_.phi(plan) / step_s(plan); }
-  double dense_step_s() const { return costs_.predict(Plan(buckets(), 0)); }
+  double dense_step_s() const { return step_s(Plan(buckets(), 0)); }
   uint32_t short_window() const {
     return std::min(setup_.options.window, std::max(kTrialSteps, setup_.options.window / 10));
   }
 
-  // What a plan's own steps took, if it ran lately: where cores are shared, codecs slow down what
-  // no lane shows.
   double step_s(const Plan& plan) const {
-    for (const Tried& one : tried_) {
-      if (one.plan == plan) return one.of_dense * dense_step_s();
-    }
-    return costs_.predict(plan);
+    if (plan == plan_ && now_s_ > 0) return now_s_;
+    return costs_.lanes_s(plan) + rest_s_ + own_s(plan);
+  }
+
+  // Where cores are shared, codecs slow down what no lane shows: if the plan ran lately, its own
+  // steps say by how much; another one is taken to do it as the present one does.
+  double own_s(const Plan& plan) const {
+    if (plan == Plan(buckets(), 0)) return 0;
+    auto one = find_tried(plan);
+    if (one == tried_.end()) one = find_tried(plan_);
+    return one == tried_.end() ? 0 : one->own_s;
+  }
+
+  std::vector<Tried>::const_iterator find_tried(const Plan& plan) const {
+    return std::find_if(tried_.begin(), tried_.end(),
+                        [&](const Tried& one) { return one.plan == plan; });
   }
 
   void remember(const Observation& seen, bool moved) {
-    std::erase_if(tried_, [&](const Tried& one) {
-      return moved || one.window + kMemory <= window_ || one.plan == plan_;
-    });
+    std::erase_if(tried_,
+                  [&](const Tried& one) { return moved || one.window + kMemory <= window_; });
     const double now = seen.step.step_s;
-    if (!moved && now > 0 && !all_dense()) tried_.push_back({plan_, now / dense_step_s(), window_});
+    now_s_ = moved || std::isnan(now) ? 0 : now;
+    surprise_ -= surprise_ / kMemory;
+    if (now > 0 && foreseen_s_ > 0 && !all_dense() && find_tried(plan_) == tried_.end()) {
+      surprise_ = std::max(surprise_, std::min(kMostSpread, now / foreseen_s_ - 1));
+    }
+    if (now > 0) share_rest(seen.step.dense_step_s);
     // What windows of one plan differ by, windows of two may differ by for no reason.
     if (before_s_ > 0 && now > 0 && window_ != changed_at_ + 1)
       spread_ += kSpreading * (std::min(kMostSpread, std::fabs(now / before_s_ - 1)) - spread_);
     before_s_ = now;
+  }
+
+  // Of what lanes do not show, a plan's first windows say what is its own, against the plan before
+  // or dense steps beside it; what changes later is the machine's doing.
+  void share_rest(double reference) {
+    if (all_dense()) {
+      rest_s_ = std::max(0.0, costs_.rest_s());
+      return;
+    }
+    const bool compared = !std::isnan(reference);
+    if (compared) rest_s_ = std::max(0.0, reference - costs_.lanes_s(Plan(buckets(), 0)));
+    if (find_tried(plan_) == tried_.end()) tried_.push_back({plan_});
+    Tried& mine = tried_[static_cast<std::size_t>(find_tried(plan_) - tried_.begin())];
+    mine.window = window_;
+    if (compared || mine.windows < kDwell) {
+      mine.windows = std::min(mine.windows + 1, kDwell);
+      // Nothing drags by less than nothing: then the windows before were the slow ones.
+      rest_s_ = std::max(0.0, std::min(rest_s_, costs_.rest_s()));
+      const double own = std::max(0.0, costs_.rest_s() - rest_s_);
+      mine.own_s += (own - mine.own_s) / static_cast<double>(mine.windows);
+    } else {
+      rest_s_ = std::max(0.0, costs_.rest_s() - mine.own_s);
+    }
   }
 
   // As if nothing had been seen yet: of another world, nothing holds.
@@ -147,10 +187,9 @@ class Auto final : public Controller {
     dense_s_ = foreseen_s_ = 0;
     tried_.clear();
     fresh_ = false;
-    before_s_ = spread_ = 0;
+    now_s_ = rest_s_ = before_s_ = spread_ = surprise_ = 0;
   }
 
-  // Learning rate and norms: whether gradients are in a state that errors may do harm in.
   void look(const Observation& seen) {
     const double rate = seen.step.learning_rate;
     if (!std::isnan(rate)) {
@@ -204,12 +243,12 @@ class Auto final : public Controller {
       if (forced_dense(seen.buckets[b], b, mine.why)) continue;
       for (uint32_t c = 1; c < candidates(); ++c)
         mine.allowed[c] = allows(b, c);
-      if (exact_only()) mine.why = rate_changed_ ? Reason::kRate : Reason::kWarmUp;
+      if (careful()) mine.why = rate_changed_ ? Reason::kRate : Reason::kWarmUp;
       if (dropped) mine.why = Reason::kFloor;
       const double density = seen.buckets[b].union_density;
       const bool other = moved || std::fabs(density - past_[b].density) > kMoved * past_[b].density;
       if (!std::isnan(density)) past_[b].density = density;
-      dwell(b, other || dropped || exact_only() || provisional_, mine);
+      dwell(b, other || dropped || (provisional_ && !careful()), mine);
     }
     return all;
   }
@@ -233,9 +272,10 @@ class Auto final : public Controller {
     const Candidate& one = setup_.candidates[c];
     if (!costs_.knows(b, c)) return false;
     if (one.loss == Loss::kNone) return true;
-    if (exact_only() || setup_.options.floor >= 1) return false;
-    if (window_ < past_[b].barred_until[c] || !(costs_.phi(b, c) >= setup_.options.floor))
-      return false;
+    if (setup_.options.floor >= 1) return false;
+    const double floor =
+        careful() ? std::max(kCareful, setup_.options.floor) : setup_.options.floor;
+    if (window_ < past_[b].barred_until[c] || !(costs_.phi(b, c) >= floor)) return false;
     if (one.factor <= 1) return true;
     const double now = setup_.candidates[plan_[b]].factor;
     const double next = now > 1 ? 2 * now : least_factor();
@@ -275,7 +315,7 @@ class Auto final : public Controller {
       const bool rung = ladder && setup_.candidates[c].factor > 1;
       if (c != now && !rung) mine.allowed[c] = 0;
     }
-    mine.why = Reason::kDwell;
+    if (mine.why == Reason::kBest) mine.why = Reason::kDwell;
   }
 
   // From dense, the largest bucket first, so that the plan depends on what is seen alone and not on
@@ -330,7 +370,10 @@ class Auto final : public Controller {
       if (allowed(choices, one.plan) && worth(one.plan) > kNoise * worth(target)) target = one.plan;
     }
     if (worth(target) < kWorthIt * worth(dense)) target = dense;
-    const bool leave = moved || worth(target) >= std::max(kWorthIt, 1 + spread_) * worth(stay);
+    // What ran lately is known; what did not has disappointed by so much.
+    const double doubt =
+        find_tried(target) == tried_.end() ? std::max(spread_, surprise_) : spread_;
+    const bool leave = moved || worth(target) >= std::max(kWorthIt, 1 + doubt) * worth(stay);
     const Plan& next = leave ? target : stay;
     for (uint64_t b = 0; b < buckets(); ++b) {
       Reason why = choices[b].why;
@@ -339,9 +382,10 @@ class Auto final : public Controller {
       if (next[b] != plan_[b]) past_[b].since = window_;
     }
     changed_at_ = next == plan_ ? changed_at_ : window_;
-    plan_ = out.plan = next;
-    out.predicted_s = step_s(plan_);
+    const double predicted_s = step_s(next);
     out.predicted_dense_s = dense_step_s();
+    plan_ = out.plan = next;
+    out.predicted_s = predicted_s;
     out.phi = costs_.phi(plan_);
   }
 
@@ -410,7 +454,7 @@ class Auto final : public Controller {
   uint64_t window_ = 0;
   uint64_t changed_at_ = 0;
   bool rate_changed_ = false;
-  bool provisional_ = false;  // only what loses nothing was allowed, the last time
+  bool provisional_ = false;  // next to nothing lossy was allowed, the last time
   double rate_ = std::nan("");
   double energy_ = std::nan("");  // of the window before
   bool warm_ = false;
@@ -421,7 +465,10 @@ class Auto final : public Controller {
   bool fresh_ = false;  // which was in the window before
   std::vector<Tried> tried_;
   double foreseen_s_ = 0;
+  double now_s_ = 0;   // a step of the window just over; 0: it says nothing of the next one
+  double rest_s_ = 0;  // of a step, when all lanes are empty, whatever the plan
   double before_s_ = 0, spread_ = 0;  // a step of the window before; of windows of one plan
+  double surprise_ = 0;               // by which plans took longer than foreseen that had not run
   uint64_t since_reference_ = 0;
   double credit_s_ = 0;
   uint64_t cursor_ = 0;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "addend/plan.h"
 
@@ -15,7 +16,8 @@ constexpr double kWeightSteps = 20;      // that have to show what a codec's byt
 constexpr double kLeastWeight = 0.25, kMostWeight = 4;
 constexpr double kSmoothing = 0.3;
 constexpr double kGuessBytesPerS = 1e9;
-constexpr double kMostExcess = 3;  // that one codec's steps say of another's
+// That one codec's steps say of another's. Below 1: what disturbed a probe made it longer.
+constexpr double kLeastExcess = 0.1, kMostExcess = 3;
 
 void take(double from, double& to) {
   if (!std::isnan(from)) to = from;
@@ -61,7 +63,7 @@ bool Costs::learn(const Observation& observation, std::span<const uint32_t> plan
     return Stages{seen_[b].ready_s, or_zero(seen.encode_s), seen.network_s, 0,
                   or_zero(seen.decode_s)};
   });
-  rest_s_ = std::max(0.0, or_zero(observation.step.step_s) - end);
+  rest_s_ = or_zero(observation.step.step_s) - end;
   return moved;
 }
 
@@ -106,14 +108,14 @@ void Costs::learn_excess(const Observation& observation, std::span<const uint32_
     used += now.encode_s + now.decode_s;
     probed += one.encode_s + one.decode_s;
   }
-  if (probed > 0) excess_ = std::clamp(used / probed, 1.0, kMostExcess);
+  if (probed > 0) excess_ = std::clamp(used / probed, kLeastExcess, kMostExcess);
 }
 
 bool Costs::move_rate(double bytes, double seconds, bool plain) {
+  const int before = std::exchange(suspect_, 0);
   if (!(bytes >= kLeastBytes) || !(seconds > 0)) return false;
   const double now = bytes / seconds;
   const bool moved = std::fabs(now - bytes_per_s_) > kLinkMoved * bytes_per_s_;
-  const int before = suspect_;
   suspect_ = !moved ? 0 : now < bytes_per_s_ ? -1 : 1;
   if (!moved) {
     bytes_per_s_ += kSmoothing * (now - bytes_per_s_);
@@ -153,8 +155,7 @@ bool Costs::learn_link(const Observation& observation, std::span<const uint32_t>
     seconds += wire;
   }
   // What a small bucket takes is not the link's doing.
-  if (2 * covered < all) return false;
-  return move_rate(bytes, seconds, plain);
+  return move_rate(2 * covered < all ? 0 : bytes, seconds, plain);
 }
 
 // A codec's first steps show what its bytes weigh (sums that come back wider than they went, other
@@ -202,8 +203,8 @@ Stages Costs::stages(uint64_t bucket, uint32_t candidate) const {
           in_steps(one.decode_s, one.decode_excess)};
 }
 
-double Costs::predict(std::span<const uint32_t> plan) const {
-  return end_of_lanes(seen_.size(), [&](uint64_t b) { return stages(b, plan[b]); }) + rest_s_;
+double Costs::lanes_s(std::span<const uint32_t> plan) const {
+  return end_of_lanes(seen_.size(), [&](uint64_t b) { return stages(b, plan[b]); });
 }
 
 bool Costs::knows(uint64_t bucket, uint32_t candidate) const {
@@ -244,7 +245,7 @@ double Costs::phi(std::span<const uint32_t> plan) const {
 
 double Costs::effort(uint64_t bucket, uint32_t candidate) const {
   const Cost& one = cost(bucket, candidate);
-  const double known = one.encode_s + one.decode_s;
+  const double known = (one.encode_s + one.decode_s) * std::min(1.0, excess_);
   return std::isnan(known) ? static_cast<double>(setup_->buckets[bucket].bytes) / kGuessBytesPerS
                            : known;
 }

@@ -21,8 +21,10 @@ class Costs {
   /// than 20 %.
   bool learn(const Observation& observation, std::span<const uint32_t> plan);
 
-  /// Seconds of a step.
-  double predict(std::span<const uint32_t> plan) const;
+  /// Seconds of a step until its last bucket is decoded.
+  double lanes_s(std::span<const uint32_t> plan) const;
+  /// What the window's steps took beyond that.
+  double rest_s() const { return rest_s_; }
   /// Whether enough is known of a candidate to predict it.
   bool knows(uint64_t bucket, uint32_t candidate) const;
   /// The part of a step's progress that is left: 1 is all of it. NaN: not known.
@@ -70,7 +72,7 @@ class Costs {
   std::vector<double> kept_shares_;  // of each bucket's selectors, by the last that it had
   std::vector<double> weights_;      // of each candidate's bytes against dense ones; NaN: not known
   std::vector<double> weight_steps_;  // that showed it
-  double rest_s_ = 0;                 // of a step, when all lanes are empty
+  double rest_s_ = 0;
 };
 
 }  // namespace addend::control

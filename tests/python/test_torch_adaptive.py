@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import types
@@ -35,9 +36,9 @@ from training import (  # noqa: E402
 
 import addend  # noqa: E402
 from addend.controller import BUCKET_SIGNALS, STEP_SIGNALS  # noqa: E402
-from addend.torch import Link, attach  # noqa: E402
+from addend.torch import Link, _look, attach  # noqa: E402
 from addend.torch._adaptive import Adaptive  # noqa: E402
-from addend.torch._look import Look, Shape  # noqa: E402
+from addend.torch._look import Look, Shape, candidates_for  # noqa: E402
 
 STEPS = 40
 SLOW, FAST = Link(50.0, 0.05), Link(50.0, 100.0)
@@ -319,9 +320,10 @@ def test_dense_steps_after_an_overflow_are_not_taken_for_the_plans() -> None:
     run_ranks(2, overflow)
 
 
-def fail_a_switch(rank: int, world: int, after: str) -> None:
-    """The first step of another codec fails: what the one before kept is still there."""
-    model = DistributedDataParallel(OneMatrix())
+def fail_a_switch(rank: int, world: int, after: str, views: bool) -> None:
+    """The first step of another codec fails: what the one before kept is still there, and apart
+    from the gradient."""
+    model = DistributedDataParallel(OneMatrix(), gradient_as_bucket_view=views)
     handle = attach(model, **asked())
     follow(handle, (TOP, after))
     for step in range(WINDOWS[2]):
@@ -332,15 +334,34 @@ def fail_a_switch(rank: int, world: int, after: str) -> None:
         break_jobs("encode", 2, ValueError("broken by the test"))
     assert "broken by the test" in fail_at(lambda: send(model, rank, WINDOWS[2]))[0]
     assert handle._buckets.known[0].spec == after
+    grad = next(model.parameters()).grad
+    assert torch.equal(grad, whole_numbers(rank, WINDOWS[2]))
     state = handle.state_dict()["parameters"]
     assert state.keys() == before.keys()
     assert torch.equal(state["weight"]["residual"], before["weight"]["residual"])
     handle.close()
 
 
+@pytest.mark.parametrize("views", [False, True])
 @pytest.mark.parametrize("after", ["exact", FEW])
-def test_what_is_kept_outlives_the_failure_of_a_switch(after: str) -> None:
-    run_ranks(2, fail_a_switch, after)
+def test_what_is_kept_outlives_the_failure_of_a_switch(after: str, views: bool) -> None:
+    run_ranks(2, fail_a_switch, after, views)
+
+
+@pytest.mark.parametrize("disturbed", range(13))
+def test_a_probe_that_was_disturbed_does_not_count(
+    disturbed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks share cores: one of them may be away for longer than a codec takes."""
+    calls = itertools.count()
+    clock = itertools.accumulate(9.0 if call == disturbed else 1e-3 for call in calls)
+    monkeypatch.setattr(_look, "time", types.SimpleNamespace(perf_counter=lambda: next(clock)))
+    looker = _look.Looker(candidates_for("", 2), 0, lambda index: None, (), gains=False)
+    seen = looker.look(0, torch.ones(1 << 18), [], [1])
+    looker.close()
+    # A quarter of it is tried.
+    assert seen.probes[1].encode_s == pytest.approx(4e-3)
+    assert seen.probes[1].decode_s == pytest.approx(4e-3)
 
 
 # ---- what is refused
