@@ -98,7 +98,7 @@ class Memory:
         if not self.on_device:
             return
         self._ready = torch.cuda.Event()
-        self._ready.record(torch.cuda.current_stream(tensor.device))
+        self.written_again()
         self.stream = side_stream(tensor.device)
         self._host: torch.Tensor | None = None
         if encoded_there:
@@ -106,6 +106,11 @@ class Memory:
             return
         self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         self.address = self._host.data_ptr()
+
+    def written_again(self) -> None:
+        """Another gradient is there, once the caller's stream is. REQUIRES: no job has the last."""
+        if self.on_device:
+            self._ready.record(torch.cuda.current_stream(self.tensor.device))
 
     def fetch(self) -> None:
         """Makes a device's gradient readable at `address`, there in the order of the stream."""

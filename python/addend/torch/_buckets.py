@@ -15,7 +15,7 @@ import torch
 
 from addend import Codec, InvalidArgument, Mismatch
 from addend.torch import _log
-from addend.torch._bucket import DTYPES, Codecs, Plan, Run, digest, rows_of
+from addend.torch._bucket import DTYPES, Codecs, Memory, Plan, Run, digest, rows_of
 from addend.torch._engine import Engine
 from addend.torch._specs import Specs, bare, keeps_residual, kind_of
 
@@ -24,6 +24,9 @@ from addend.torch._specs import Specs, bare, keeps_residual, kind_of
 # better way to fill a fast link.
 _PIECED = ("quant", "cast")
 PIECE_ELEMENTS = 1 << 20
+
+# A bucket's parameters, which DDP makes a list of when it is asked.
+Parameters = Callable[[], "list[torch.Tensor]"]
 
 
 @dataclasses.dataclass
@@ -41,6 +44,7 @@ class Bucket:
     owed: torch.Tensor | None = None  # what codecs before these kept; their first step sends it
     agreed: bool = False  # all ranks have been seen to have it; then nothing is owed
     sums: torch.Tensor | None = None  # where the backend adds what must not be written to
+    memory: Memory | None = None  # of the last step
 
 
 class _Parameter(NamedTuple):
@@ -83,11 +87,12 @@ class Buckets:
 
     # ---- layouts
 
-    def find(self, index: int, buffer: torch.Tensor, parameters: list[torch.Tensor]) -> Bucket:
+    def find(self, index: int, buffer: torch.Tensor, find_parameters: Parameters) -> Bucket:
         """What belongs to a bucket; made anew when DDP has moved parameters."""
         known = self.known.get(index)
         if known is not None and known.buffer is buffer:
             return known
+        parameters = find_parameters()
         key = (buffer.numel(), buffer.dtype, buffer.device, tuple(map(id, parameters)))
         if known is not None and known.key == key:
             known.buffer = buffer

@@ -17,7 +17,7 @@ from addend import InvalidArgument
 from addend.pipeline import Outcome
 from addend.torch._adaptive import Adaptive
 from addend.torch._bucket import Memory
-from addend.torch._buckets import PIECE_ELEMENTS, Bucket, Buckets
+from addend.torch._buckets import PIECE_ELEMENTS, Bucket, Buckets, Parameters
 from addend.torch._engine import Engine, value_of
 from addend.torch._look import Shape
 from addend.torch._meter import Meter, profiler_range
@@ -143,13 +143,13 @@ class Handle:
         if buffer.is_sparse:
             promised = self._sum_rows(place, buffer, bucket.parameters())
         else:
-            known = self._buckets.find(index, buffer, bucket.parameters())
+            known = self._buckets.find(index, buffer, bucket.parameters)
             if self._adaptive is not None:
                 known = self._adapt(place, known, buffer, bucket.parameters())
             if self._leaves(place, known, buffer):
                 promised = self._leave(place, known, buffer)
             else:
-                promised = self._encode(place, known, buffer, bucket.parameters())
+                promised = self._encode(place, known, buffer, bucket.parameters)
         self._meter.count("hook_calls")
         self._meter.count("time/hook_s", time.perf_counter() - begin)
         return promised
@@ -187,7 +187,7 @@ class Handle:
             self._meter.step_done(step, time.perf_counter() - self._last_submitted)
 
     def _encode(
-        self, place: Place, known: Bucket, buffer: torch.Tensor, parameters: list[torch.Tensor]
+        self, place: Place, known: Bucket, buffer: torch.Tensor, parameters: Parameters
     ) -> "torch.futures.Future[torch.Tensor]":
         """The gradient travels as its codecs say."""
         future, promised = self._promise(buffer)
@@ -198,7 +198,11 @@ class Handle:
         sent = self._in_pieces(known, buffer, place.bucket, parameters) or known
         codecs = sent.codecs
         assert codecs is not None
-        memory = Memory(buffer, codecs.on_device)
+        memory = sent.memory
+        if memory is not None and memory.tensor is buffer:
+            memory.written_again()
+        else:
+            memory = sent.memory = Memory(buffer, codecs.on_device)
 
         def done(outcome: Outcome) -> None:
             known.agreed, known.owed = True, None
@@ -232,7 +236,7 @@ class Handle:
         return promised
 
     def _in_pieces(
-        self, known: Bucket, buffer: torch.Tensor, index: int, parameters: list[torch.Tensor]
+        self, known: Bucket, buffer: torch.Tensor, index: int, parameters: Parameters
     ) -> Optional[Bucket]:
         """A large gradient that goes as it is anyway goes in pieces, where that costs no copies."""
         codecs = known.codecs
@@ -242,7 +246,7 @@ class Handle:
         if not whole or not codecs.all_dense():
             return None
         codecs.skip_step()
-        return self._buckets.plain(index, parameters)
+        return self._buckets.plain(index, parameters())
 
     def _leaves(self, place: Place, known: Bucket, buffer: torch.Tensor) -> bool:
         """Whether the backend adds this gradient as DDP itself would have it do: what no codec
