@@ -59,6 +59,10 @@ const Case kCases[] = {
     {"exact:mode=two-level", DType::kF32, 0.05, 64, true},
     {"exact:mode=sketch", DType::kF32, 0.05, 1, false},
     {"cast:bf16", DType::kF32, 1, 1, true},
+    {"topk:0.01,index=packed", DType::kF32, 1, 1, true},
+    {"threshold:0.01,index=packed", DType::kF32, 1, 1, false},
+    {"leader:0.01", DType::kF32, 1, 1, false},
+    {"random:0.01", DType::kF32, 1, 1, true},
 };
 
 __device__ uint64_t random_at(uint64_t seed, uint64_t i) {

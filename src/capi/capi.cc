@@ -233,10 +233,8 @@ addend_status addend_codec_read_residual(const addend_codec* codec, float* resid
       return invalid("addend_codec_read_residual: null argument");
     const addend::Codec& own = *codec->codec;
     std::fill_n(residual, own.layout().count, 0.0f);
-    if (const auto* readable = dynamic_cast<const addend::ReadableResidual*>(&own)) {
-      readable->add_residual(residual);
-      return ADDEND_OK;
-    }
+    if (const auto* readable = dynamic_cast<const addend::ReadableResidual*>(&own))
+      return to_status(readable->add_residual(residual));
     const auto state = own.save_segment(0);
     if (!state) return fail(state.error());
     if (state->empty()) return ADDEND_OK;

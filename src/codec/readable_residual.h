@@ -12,7 +12,7 @@ class ReadableResidual {
 
   /// Adds what error feedback keeps to `to`, which has as many elements as the layout; between
   /// steps. Whoever adds it to the next gradient may do without this codec, and nothing is lost.
-  virtual void add_residual(float* to) const = 0;
+  virtual Status add_residual(float* to) const = 0;
 };
 
 }  // namespace addend

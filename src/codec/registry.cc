@@ -15,6 +15,7 @@
 #include "codec/lowrank/lowrank.h"
 #include "codec/quant/device_quant.h"
 #include "codec/quant/quant.h"
+#include "codec/select/device_select.h"
 #include "codec/select/select.h"
 #include "cuda/library.h"
 
@@ -35,12 +36,12 @@ constexpr std::array<Entry, 11> kCodecs{{
     {"exact", exact::create_exact, exact::exact_options, exact::create_exact_on_device},
     {"quant", quant::create_quant, quant::quant_options, quant::create_quant_on_device},
     {"lowrank", lowrank::create_lowrank, lowrank::lowrank_options, nullptr},
-    {"topk", select::create_select, select::select_options, nullptr},
-    {"threshold", select::create_select, select::select_options, nullptr},
-    {"dgc", select::create_select, select::dgc_options, nullptr},
-    {"redsync", select::create_select, select::select_options, nullptr},
-    {"random", select::create_select, select::agreed_options, nullptr},
-    {"leader", select::create_select, select::agreed_options, nullptr},
+    {"topk", select::create_select, select::select_options, select::create_select_on_device},
+    {"threshold", select::create_select, select::select_options, select::create_select_on_device},
+    {"dgc", select::create_select, select::dgc_options, select::create_select_on_device},
+    {"redsync", select::create_select, select::select_options, select::create_select_on_device},
+    {"random", select::create_select, select::agreed_options, select::create_select_on_device},
+    {"leader", select::create_select, select::agreed_options, select::create_select_on_device},
 }};
 
 std::string known_names() {

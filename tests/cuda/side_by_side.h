@@ -3,10 +3,12 @@
 // result must be the same bytes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <random>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -14,12 +16,34 @@
 
 #include "addend/codec.h"
 #include "addend/fold.h"
+#include "codec/readable_residual.h"
 #include "cuda/memory.h"
 #include "wire/half.h"
 
 namespace addend::testing_support {
 
 using Bytes = std::vector<uint8_t>;
+
+/// Where these first differ, in words of 4 bytes, and how; nothing if they do not.
+inline std::string difference(const uint8_t* host, const uint8_t* device, uint64_t bytes) {
+  for (uint64_t at = 0; at < bytes; at += 4) {
+    const uint64_t n = std::min<uint64_t>(4, bytes - at);
+    if (std::memcmp(host + at, device + at, n) == 0) continue;
+    uint32_t a = 0, b = 0;
+    std::memcpy(&a, host + at, n);
+    std::memcpy(&b, device + at, n);
+    std::ostringstream text;
+    text << "word " << at / 4 << " of " << bytes / 4 << ": host 0x" << std::hex << a
+         << ", device 0x" << b;
+    return text.str();
+  }
+  return {};
+}
+
+inline std::string difference(const Bytes& host, const Bytes& device) {
+  if (host.size() != device.size()) return "lengths differ";
+  return difference(host.data(), device.data(), host.size());
+}
 
 /// A stream of its own, and why there is none.
 class TestDevice {
@@ -129,7 +153,8 @@ class Twins {
       EXPECT_EQ(a.lanes, b.lanes);
       const uint64_t bytes = op_bytes(a.op, a.lanes);
       const Bytes read = device_.read(b.data, bytes);
-      EXPECT_EQ(std::memcmp(read.data(), a.data, bytes), 0) << op_name(a.op) << " plane " << p;
+      EXPECT_EQ(difference(static_cast<const uint8_t*>(a.data), read.data(), bytes), "")
+          << op_name(a.op) << " plane " << p;
     }
     device_round_ = device_round;
     return *host;
@@ -152,11 +177,24 @@ class Twins {
     there_->cancel();
   }
 
+  /// What both owe, in the gradient's coordinates.
+  void compare_residuals() const {
+    std::vector<float> host(how_.layout.count), there(how_.layout.count);
+    const auto read = [](const Codec& codec, std::vector<float>& to) {
+      const auto* readable = dynamic_cast<const ReadableResidual*>(&codec);
+      ASSERT_NE(readable, nullptr);
+      EXPECT_TRUE(readable->add_residual(to.data()));
+    };
+    read(*host_, host);
+    read(*there_, there);
+    EXPECT_EQ(host, there) << "what is owed";
+  }
+
   /// What both keep for later steps.
   void compare_states() const {
     const auto host = host_->save_state(), there = there_->save_state();
     ASSERT_TRUE(host && there);
-    EXPECT_EQ(*host, *there) << "the state";
+    EXPECT_EQ(difference(*host, *there), "") << "the state";
   }
 
   /// Each goes on with the other's state, times `factor`.
@@ -178,7 +216,7 @@ class Twins {
     const Status device = there_->finish(place(there));
     EXPECT_TRUE(host) << host.error().message;
     EXPECT_TRUE(device) << device.error().message;
-    EXPECT_EQ(device_.read(place(there), bytes_), to) << "the sum";
+    EXPECT_EQ(difference(to, device_.read(place(there), bytes_)), "") << "the sum";
     const Report &a = host_->report(), &b = there_->report();
     EXPECT_EQ(a.wire_bytes, b.wire_bytes);
     EXPECT_EQ(a.local_nonzeros, b.local_nonzeros);

@@ -28,7 +28,10 @@ class CastCodec final : public CastPlan, public ReadableResidual {
   Status set_up() { return residual_.reserve(options_.feedback, layout().count, 0); }
 
   uint64_t memory_bytes() const override { return plane_.capacity() + residual_.memory_bytes(); }
-  void add_residual(float* to) const override { residual_.add_to(0, 0, layout().count, to); }
+  Status add_residual(float* to) const override {
+    residual_.add_to(0, 0, layout().count, to);
+    return {};
+  }
 
  private:
   Result<bool> do_round(Round& round) override {

@@ -58,9 +58,10 @@ class LowrankCodec final : public FeedbackCodec, public ReadableResidual {
       bytes += buffer->capacity();
     return bytes;
   }
-  void add_residual(float* to) const override {
+  Status add_residual(float* to) const override {
     for (const Matrix& matrix : division_.matrices)
       residual_.add_to(0, matrix.residual, matrix.count(), to + matrix.begin);
+    return {};
   }
 
  private:

@@ -7,12 +7,11 @@
 #include <numeric>
 
 #include "base/bits.h"
-#include "wire/half.h"
+#include "codec/select/arithmetic.h"
 
 namespace addend::select {
 namespace {
 
-constexpr uint32_t kInfinity = 0x7F800000;
 // Candidates are counted by their distance from the least one, in steps of so many bits; what is
 // four octaves above it or more, together.
 constexpr uint32_t kFineShift = 9;
@@ -20,7 +19,6 @@ constexpr uint32_t kFineBins = 1u << 16;
 // Fewer are sorted at once.
 constexpr uint64_t kFew = uint64_t{1} << 14;
 
-uint32_t magnitude_bits(float x) { return addend_f32_bits(x) & 0x7FFFFFFF; }
 uint32_t fine_bin(uint32_t bits, uint32_t least) {
   return std::min((bits - least) >> kFineShift, kFineBins - 1);
 }

@@ -10,20 +10,17 @@
 
 #include "base/bits.h"
 #include "base/chunks.h"
+#include "codec/select/arithmetic.h"
 #include "codec/select/mark.h"
-#include "wire/half.h"
 #include "wire/hash.h"
 
 namespace addend::select {
 namespace {
 
-constexpr uint32_t kInfinity = 0x7F800000;
 constexpr uint64_t kSampleEvery = 100;
 constexpr uint64_t kLeastAbove = 64;  // elements of the sample above the threshold
 constexpr uint32_t kMostTries = 10;
 constexpr double kTooMany = 1.3, kTooFew = 0.7;
-
-uint32_t magnitude_bits(float x) { return addend_f32_bits(x) & 0x7FFFFFFF; }
 
 // Zeros do not travel; what is not finite does.
 uint32_t in_reach(uint32_t least) { return std::clamp(least, 1u, kInfinity); }
@@ -203,13 +200,8 @@ uint64_t keep_bisected(const Field& field, uint64_t about) {
 }
 
 void keep_drawn(uint64_t begin, uint64_t end, uint64_t count, uint64_t draw, uint64_t* kept) {
-  const uint64_t length = (end - begin) / count, longer = (end - begin) % count;
-  uint64_t from = begin;
-  for (uint64_t part = 0; part < count; ++part) {
-    const uint64_t size = length + (part < longer ? 1 : 0);
-    set_bit(kept, from + addend_random(draw, part) % size);
-    from += size;
-  }
+  for (uint64_t j = 0; j < count; ++j)
+    set_bit(kept, begin + drawn(end - begin, count, draw, j));
 }
 
 }  // namespace addend::select

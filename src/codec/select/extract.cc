@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "base/bits.h"
+#include "codec/select/arithmetic.h"
 #include "codec/select/select.h"
 #include "codec/select/take.h"
 #include "wire/element.h"
@@ -23,9 +24,6 @@ constexpr uint64_t kLeastPart = 2048;
 // What is left is sampled for the report: so many stretches of it, others each step.
 constexpr uint64_t kStretch = 2048, kSampled = 128;
 
-constexpr uint32_t kInfinity = 0x7F800000;
-
-uint32_t magnitude_bits(float x) { return addend_f32_bits(x) & 0x7FFFFFFF; }
 double square(float x) { return static_cast<double>(x) * static_cast<double>(x); }
 
 // Four sums, so that additions do not wait for each other; what is not finite does not count.
@@ -155,9 +153,8 @@ void SelectCodec::round_chunk(uint64_t chunk, bool zeros) {
   for_each_piece(chunk * kChunkElements, end, [&](uint64_t at, uint64_t) {
     uint64_t& word = chosen_.bitmap()[at / 64];
     for_each_bit(word, at, [&](uint64_t i) {
-      const float element = values[next++], rounded = sent(element);
-      const float left = element - rounded;
-      sums_.as<float>()[i] = std::isfinite(left) ? left : 0.0f;
+      const float element = values[next++], rounded = nearest(layout().dtype, element);
+      sums_.as<float>()[i] = left_of(element, rounded);
       if (rounded == 0 && !zeros) {
         word &= ~(uint64_t{1} << i % 64);
       } else {

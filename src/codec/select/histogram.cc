@@ -6,7 +6,7 @@
 #include <limits>
 #include <numeric>
 
-#include "wire/half.h"
+#include "codec/select/arithmetic.h"
 
 namespace addend::select {
 namespace {
@@ -79,18 +79,12 @@ double Histogram::kept_energy(double density) const {
   return std::min(energy / all, 1.0);
 }
 
-// Inside a bin, what is larger falls off like the powers of one number: tails do.
 float Histogram::threshold(double density) const {
   const uint64_t kept = wanted(density);
   const Cut at = cut(kept);
   if (kept == 0 || at.bin >= kFirstNonFinite) return std::numeric_limits<float>::infinity();
   if (at.bin == 0) return 0;
-  const auto above = static_cast<double>(at.above), wanted = static_cast<double>(kept);
-  const double with_bin = above + static_cast<double>(counts_[at.bin]);
-  const double from = edge(at.bin), to = upper_edge(at.bin);
-  const double part = at.above == 0 ? 1 - wanted / with_bin
-                                    : std::log(with_bin / wanted) / std::log(with_bin / above);
-  return static_cast<float>(from + (to - from) * part);
+  return cut_inside(edge(at.bin), upper_edge(at.bin), at.above, counts_[at.bin], kept);
 }
 
 }  // namespace addend::select

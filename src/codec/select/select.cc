@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <utility>
 
 #include "base/bits.h"
@@ -20,17 +19,12 @@ namespace {
 // Elements that a thread takes at once: clearing and adding up a histogram must not count.
 constexpr uint64_t kAtOnce = uint64_t{1} << 18;
 
-float largest_of(DType dtype) {
-  if (dtype == DType::kF32) return std::numeric_limits<float>::max();
-  return dtype == DType::kBf16 ? addend_f32_from_bf16(0x7F7F) : addend_f32_from_f16(0x7BFF);
-}
-
 double square(float x) { return static_cast<double>(x) * static_cast<double>(x); }
 
 }  // namespace
 
 SelectCodec::SelectCodec(const Layout& layout, const Options& options)
-    : FeedbackCodec(layout), options_(options) {
+    : SelectPlan(layout, options) {
   uint64_t begin = 0;
   for (uint64_t s = 0; s < std::max<uint64_t>(layout.segments.size(), 1); ++s) {
     const Segment segment = segment_at(s);
@@ -64,34 +58,7 @@ uint64_t SelectCodec::memory_bytes() const {
 
 uint64_t SelectCodec::words() const { return words_for(layout().count); }
 
-uint64_t SelectCodec::kept_of(const Part& part) const {
-  return select::kept_of(options_, part.end - part.begin, step_);
-}
-
-uint64_t SelectCodec::draw_of(const Part& part) const {
-  return Fingerprint().add("select draw").add(layout().seed).add(part.id).add(step_).value();
-}
-
 // ---- what later steps depend on
-
-uint64_t SelectCodec::base_fingerprint() const {
-  Fingerprint print;
-  print.add(selector_name(options_.selector)).add(layout()).add(options_.density);
-  for (const auto& [key, value] : options_.carrier.options)
-    print.add(key).add(value);
-  if (has_velocity()) print.add(options_.momentum).add(options_.clip).add(options_.warmup);
-  return print.value();
-}
-
-// What is owed to an element is so many units of its gradient, whoever selects next and how much.
-uint64_t SelectCodec::segment_fingerprint(uint64_t segment) const {
-  const Segment owner = segment_at(segment);
-  Fingerprint print;
-  print.add(layout().segments.empty() ? "select bucket" : "select segment");
-  print.add(owner.id).add(owner.count).add(static_cast<uint64_t>(layout().dtype));
-  if (has_velocity()) print.add("velocity");
-  return print.value();
-}
 
 uint64_t SelectCodec::learnt_bytes(uint64_t segment) const {
   return has_velocity() ? segment_at(segment).count * 4 : 0;
@@ -198,16 +165,6 @@ void SelectCodec::accelerate(Part& part) {
 
 Field SelectCodec::field_of(const Part& part) {
   return {sums_.as<float>(), part.begin, part.end, chosen_.bitmap(), &scratch_};
-}
-
-float SelectCodec::sent(float element) const {
-  const DType dtype = layout().dtype;
-  if (dtype == DType::kF32) return element;
-  uint16_t half = 0;
-  store_float(dtype, &half, 0, element);
-  const float rounded = load_float(dtype, &half, 0);
-  return std::isinf(rounded) && std::isfinite(element) ? std::copysign(largest_of(dtype), element)
-                                                       : rounded;
 }
 
 void SelectCodec::settle() {

@@ -11,11 +11,10 @@
 
 #include "addend/codec.h"
 #include "base/buffer.h"
-#include "codec/feedback.h"
 #include "codec/readable_residual.h"
 #include "codec/select/chosen.h"
 #include "codec/select/cut.h"
-#include "codec/select/options.h"
+#include "codec/select/plan.h"
 
 namespace addend::select {
 
@@ -23,13 +22,15 @@ Result<std::unique_ptr<Codec>> create_select(const CodecSpec& spec, const Layout
 
 /// What all selectors share: elements with what is owed to them before a selection, and what is
 /// owed after it.
-class SelectCodec : public FeedbackCodec, public ReadableResidual {
+class SelectCodec : public SelectPlan, public ReadableResidual {
  public:
   SelectCodec(const Layout& layout, const Options& options);
 
-  std::string_view next_mode() const final { return selector_name(options_.selector); }
   uint64_t memory_bytes() const override;
-  void add_residual(float* to) const final { residual_.add_to(0, 0, layout().count, to); }
+  Status add_residual(float* to) const final {
+    residual_.add_to(0, 0, layout().count, to);
+    return {};
+  }
 
  protected:
   /// A segment in this layout.
@@ -46,10 +47,9 @@ class SelectCodec : public FeedbackCodec, public ReadableResidual {
   Status set_up();
 
   uint64_t words() const;
-  /// How many elements of a part travel in this step, exactly or about.
-  uint64_t kept_of(const Part& part) const;
+  uint64_t kept_of(const Part& part) const { return SelectPlan::kept_of(part.count()); }
   /// A number for this step and part, the same on all workers.
-  uint64_t draw_of(const Part& part) const;
+  uint64_t draw_of(const Part& part) const { return draws_of(part.id).add(step_).value(); }
 
   /// sums_ = gradient + residual of a part (of dgc: the velocity that this makes, too), counted if
   /// there is a histogram to count in.
@@ -63,9 +63,6 @@ class SelectCodec : public FeedbackCodec, public ReadableResidual {
   /// extracts in one pass, if the last step's cut tells where to look. If not, false, and nothing
   /// of the part is marked.
   bool take_above_last_cut(Part& part);
-  /// What travels of an element: the nearest finite number of the layout's type, where it is
-  /// finite.
-  float sent(float element) const;
   /// Everything is extracted: elements become those of the layout's type, what that loses is left
   /// in sums_, and the report has energies. `zeros`: elements that round to zero travel, too.
   void round_chosen(bool zeros);
@@ -73,7 +70,6 @@ class SelectCodec : public FeedbackCodec, public ReadableResidual {
   /// The step succeeded: what was not sent is owed from now on.
   void settle();
 
-  const Options options_;
   std::vector<Part> parts_;
   const void* gradient_ = nullptr;
   bool selected_ = false;
@@ -81,9 +77,6 @@ class SelectCodec : public FeedbackCodec, public ReadableResidual {
   Chosen chosen_;
 
  private:
-  uint64_t base_fingerprint() const final;
-  uint64_t segment_fingerprint(uint64_t segment) const final;
-  Residual::Range segment_range(uint64_t segment) const final { return positions_of(segment); }
   uint64_t learnt_bytes(uint64_t segment) const final;
   void save_learnt(uint64_t segment, uint8_t* to) const final;
   void load_learnt(uint64_t segment, const uint8_t* from) final;
@@ -91,7 +84,6 @@ class SelectCodec : public FeedbackCodec, public ReadableResidual {
 
   Status do_begin(const void* gradient) final;
 
-  bool has_velocity() const { return options_.selector == Selector::kDgc; }
   Addends addends(uint64_t begin = 0);
   bool streams() const;
   void count_part(const Part& part, Histogram& histogram);

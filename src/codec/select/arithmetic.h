@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// What happens to one element, or to one number of a segment: plain functions that a CPU and a
+// device run alike, so that both come to the same bits.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "addend/plane.h"
+#include "wire/half.h"
+#include "wire/hash.h"
+
+namespace addend::select {
+
+inline constexpr uint32_t kInfinity = 0x7F800000;
+
+ADDEND_HOST_DEVICE inline uint32_t magnitude_bits(float x) {
+  return addend_f32_bits(x) & 0x7FFFFFFF;
+}
+ADDEND_HOST_DEVICE inline bool is_finite(float x) { return magnitude_bits(x) < kInfinity; }
+
+/// What travels of an element: the nearest finite number of the type, where it is finite.
+ADDEND_HOST_DEVICE inline float nearest(DType dtype, float element) {
+  if (dtype == DType::kF32) return element;
+  const bool bf16 = dtype == DType::kBf16;
+  const float rounded = bf16 ? addend_f32_from_bf16(addend_bf16_from_f32(element))
+                             : addend_f32_from_f16(addend_f16_from_f32(element));
+  if (is_finite(rounded) || !is_finite(element)) return rounded;
+  const float largest = bf16 ? addend_f32_from_bf16(0x7F7F) : addend_f32_from_f16(0x7BFF);
+  return element < 0 ? -largest : largest;
+}
+
+/// What is owed of an element then.
+ADDEND_HOST_DEVICE inline float left_of(float element, float travelled) {
+  const float left = element - travelled;
+  return is_finite(left) ? left : 0.0f;
+}
+
+/// Of `count` elements in `kept` equal parts: which one of part number j is drawn.
+ADDEND_HOST_DEVICE inline uint64_t drawn(uint64_t count, uint64_t kept, uint64_t draw, uint64_t j) {
+  const uint64_t length = count / kept, longer = count % kept;
+  const uint64_t from = j * length + (j < longer ? j : longer);
+  return from + addend_random(draw, j) % (length + (j < longer ? 1 : 0));
+}
+
+/// The magnitude, an f32 whose highest bits name a bin, from which on there are about `kept`
+/// elements: `above` lie in higher bins, `inside` in this one. Inside a bin, what is larger falls
+/// off like the powers of one number: tails do. `from`, `to`: the bin's edges.
+ADDEND_HOST_DEVICE inline float cut_inside(double from, double to, uint64_t above, uint64_t inside,
+                                           uint64_t kept) {
+  const auto higher = static_cast<double>(above), wanted = static_cast<double>(kept);
+  const double with_bin = higher + static_cast<double>(inside);
+  const double part = above == 0 ? 1 - wanted / with_bin
+                                 : std::log(with_bin / wanted) / std::log(with_bin / higher);
+  return static_cast<float>(from + (to - from) * part);
+}
+
+}  // namespace addend::select
