@@ -14,6 +14,14 @@ namespace addend::select {
 
 inline constexpr uint32_t kInfinity = 0x7F800000;
 
+/// Where magnitudes of a segment are added up, each of its pieces has running sums, element i in
+/// number i % kRunningSums, whose halves are added to each other; then pieces are added in order.
+inline constexpr uint64_t kPieceElements = 16384;
+inline constexpr uint32_t kRunningSums = 256;
+
+/// So often a threshold is corrected at the most.
+inline constexpr uint32_t kMostTries = 10;
+
 ADDEND_HOST_DEVICE inline uint32_t magnitude_bits(float x) {
   return addend_f32_bits(x) & 0x7FFFFFFF;
 }

@@ -19,7 +19,6 @@ namespace {
 
 constexpr uint64_t kSampleEvery = 100;
 constexpr uint64_t kLeastAbove = 64;  // elements of the sample above the threshold
-constexpr uint32_t kMostTries = 10;
 constexpr double kTooMany = 1.3, kTooFew = 0.7;
 
 // Zeros do not travel; what is not finite does.
@@ -160,15 +159,23 @@ struct Magnitudes {
   double mean = 0, largest = 0;
 };
 
-// In the order of elements, whatever the threads: thresholds must be the same.
+// In one order, whatever the threads: thresholds must be the same.
 Magnitudes measure(const Field& field) {
   Magnitudes found;
   double sum = 0;
-  for (uint64_t i = field.begin; i < field.end; ++i) {
-    const double x = std::fabs(static_cast<double>(field.elements[i]));
-    if (!std::isfinite(x)) continue;
-    sum += x;
-    found.largest = std::max(found.largest, x);
+  for (uint64_t begin = field.begin; begin < field.end; begin += kPieceElements) {
+    double sums[kRunningSums] = {};
+    for (uint64_t i = begin; i < std::min(field.end, begin + kPieceElements); ++i) {
+      if (!is_finite(field.elements[i])) continue;
+      const double x = std::fabs(static_cast<double>(field.elements[i]));
+      sums[(i - begin) % kRunningSums] += x;
+      found.largest = std::max(found.largest, x);
+    }
+    for (uint32_t half = kRunningSums / 2; half > 0; half /= 2) {
+      for (uint32_t l = 0; l < half; ++l)
+        sums[l] += sums[l + half];
+    }
+    sum += sums[0];
   }
   found.mean = sum / static_cast<double>(field.end - field.begin);
   return found;

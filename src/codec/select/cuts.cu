@@ -139,6 +139,7 @@ __global__ void __launch_bounds__(kThreads) above_kernel(SelectStep s) {
   for_each_piece_of(s, [&](uint64_t, const DevicePiece& piece) {
     DeviceCut& cut = s.cuts[piece.part];
     const uint32_t bits = cut.bits;
+    if (cut.phase == BisectPhase::kDone) return;
     uint32_t above = 0;
     const auto load = [&](uint64_t i) { return key_of(s.left[i]); };
     for_each_of(piece, load, [&](uint64_t, uint32_t key) { above += key > bits ? 1 : 0; });
@@ -146,12 +147,95 @@ __global__ void __launch_bounds__(kThreads) above_kernel(SelectStep s) {
   });
 }
 
-__global__ void __launch_bounds__(kThreads) settle_kernel(SelectStep s) {
+/// Calls visit(part, cut), by a thread each.
+template <typename Visit>
+__device__ inline void for_each_part_of(const SelectStep& s, const Visit& visit) {
   for (uint64_t p = uint64_t{blockIdx.x} * kThreads + threadIdx.x; p < s.part_count;
-       p += uint64_t{gridDim.x} * kThreads) {
-    DeviceCut& cut = s.cuts[p];
-    if (2 * cut.counts[0] < s.parts[p].kept) cut.bits = cut.bin_bits;
+       p += uint64_t{gridDim.x} * kThreads)
+    visit(s.parts[p], s.cuts[p]);
+}
+
+__global__ void __launch_bounds__(kThreads) settle_kernel(SelectStep s) {
+  for_each_part_of(s, [](const DevicePart& part, DeviceCut& cut) {
+    if (2 * cut.counts[0] < part.kept) cut.bits = cut.bin_bits;
+  });
+}
+
+// ---- halving: keep_bisected
+
+__global__ void __launch_bounds__(kRunningSums) measure_kernel(SelectStep s) {
+  static_assert(kRunningSums == kThreads);
+  __shared__ double sums[kRunningSums];
+  for_each_piece_of(s, [&](uint64_t n, const DevicePiece& piece) {
+    double sum = 0;
+    uint32_t largest = 0;
+    const auto load = [&](uint64_t i) { return s.left[i]; };
+    for_each_of(piece, load, [&](uint64_t, float e) {
+      if (!is_finite(e)) return;
+      sum += static_cast<double>(addend_f32_from_bits(magnitude_bits(e)));
+      largest = max(largest, magnitude_bits(e));
+    });
+    sums[threadIdx.x] = sum;
+    for (uint32_t half = kRunningSums / 2; half > 0; half /= 2) {
+      __syncthreads();
+      if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+    }
+    atomicMax(&s.cuts[piece.part].largest, largest);
+    if (threadIdx.x == 0) s.sums[n] = sums[0];
+    __syncthreads();
+  });
+}
+
+__device__ inline uint32_t below_threshold(double threshold) {
+  return below(addend_f32_bits(static_cast<float>(fmax(threshold, 0.0))));
+}
+
+__global__ void __launch_bounds__(kThreads) begin_kernel(SelectStep s) {
+  for_each_part_of(s, [&](const DevicePart& part, DeviceCut& cut) {
+    const uint64_t count = part.end - part.begin, pieces = ceil_div(count, kPieceElements);
+    double sum = 0;
+    for (uint64_t n = part.first_piece; n < part.first_piece + pieces; ++n)
+      sum += s.sums[n];
+    cut.low = sum / static_cast<double>(count);
+    cut.high = static_cast<double>(addend_f32_from_bits(cut.largest));
+    cut.bits = below_threshold(cut.low);
+  });
+}
+
+/// Looks halfway again, or stays with what leaves enough.
+__device__ inline void go_on(DeviceCut& cut, uint64_t about) {
+  const bool halves = cut.tries < kMostTries && cut.above_low > 2 * about;
+  cut.middle = (cut.low + cut.high) / 2;
+  cut.phase = halves ? BisectPhase::kMiddle : BisectPhase::kDone;
+  cut.bits = below_threshold(halves ? cut.middle : cut.low);
+}
+
+/// What the last count was for is known.
+__device__ inline void take_count(DeviceCut& cut, uint64_t about) {
+  const uint64_t above = cut.counts[0];
+  cut.counts[0] = 0;
+  if (cut.phase == BisectPhase::kMean && above < about) {
+    cut.high = cut.low;
+    cut.low = 0;
+    cut.bits = below_threshold(0);
+    cut.phase = BisectPhase::kAll;
+    return;
   }
+  const bool middle = cut.phase == BisectPhase::kMiddle;
+  if (middle) ++cut.tries;
+  if (middle && above < about) {
+    cut.high = cut.middle;
+  } else {
+    if (middle) cut.low = cut.middle;
+    cut.above_low = above;
+  }
+  go_on(cut, about);
+}
+
+__global__ void __launch_bounds__(kThreads) halve_kernel(SelectStep s) {
+  for_each_part_of(s, [&](const DevicePart& part, DeviceCut& cut) {
+    if (cut.phase != BisectPhase::kDone) take_count(cut, part.kept);
+  });
 }
 
 // ---- launches
@@ -163,9 +247,21 @@ int find_threshold(const SelectStep& s, void* stream) {
   return cuda::launch(settle_kernel, kThreads, ceil_div(s.part_count, kThreads), stream, s);
 }
 
+int find_by_halving(const SelectStep& s, void* stream) {
+  const uint64_t ctas = ceil_div(s.part_count, kThreads);
+  int code = over_pieces(measure_kernel, s, stream);
+  if (code == 0) code = cuda::launch(begin_kernel, kThreads, ctas, stream, s);
+  for (uint32_t look = 0; look < kMostTries + 2 && code == 0; ++look) {
+    code = over_pieces(above_kernel, s, stream);
+    if (code == 0) code = cuda::launch(halve_kernel, kThreads, ctas, stream, s);
+  }
+  return code;
+}
+
 }  // namespace
 
 int find_cuts(const SelectStep& s, void* stream) {
+  if (s.selector == Selector::kRedsync) return find_by_halving(s, stream);
   if (s.selector == Selector::kThreshold) return find_threshold(s, stream);
   for (uint32_t level = 0; level < 3; ++level) {
     const uint32_t shift = Histogram::kShift + kDigitBits - level * kDigitBits;

@@ -46,6 +46,7 @@ Status DeviceSelect::set_up() {
   ADDEND_TRY(upload(parts_on_, parts_.data(), parts_.size() * sizeof(DevicePart)));
   ADDEND_TRY(upload(pieces_on_, pieces_.data(), pieces_.size() * sizeof(DevicePiece)));
   ADDEND_TRY(equals_.reserve(pieces_.size() * sizeof(uint32_t)));
+  ADDEND_TRY(sums_.reserve(pieces_.size() * sizeof(double)));
   ADDEND_TRY(cuts_.reserve(parts_.size() * sizeof(DeviceCut)));
   return totals_.reserve(sizeof(DeviceTotals));
 }
@@ -54,7 +55,7 @@ uint64_t DeviceSelect::memory_bytes() const {
   uint64_t total =
       parts_.capacity() * sizeof(DevicePart) + pieces_.capacity() * sizeof(DevicePiece);
   for (const cuda::DeviceBuffer* buffer :
-       {&kept_[0], &kept_[1], &parts_on_, &pieces_on_, &equals_, &cuts_, &totals_})
+       {&kept_[0], &kept_[1], &parts_on_, &pieces_on_, &equals_, &sums_, &cuts_, &totals_})
     total += buffer->capacity();
   return total;
 }
@@ -82,6 +83,7 @@ Status DeviceSelect::add_up(bool chooses) {
            pieces_on_.as<DevicePiece>(),
            pieces_.size(),
            equals_.as<uint32_t>(),
+           sums_.as<double>(),
            cuts_.as<DeviceCut>(),
            totals_.as<DeviceTotals>(),
            step_};
@@ -176,7 +178,7 @@ class DeviceUnionSelect final : public DeviceSelect {
     const cuda::OnDevice here(device_);
     if (!selected_) {
       carrier_->cancel();  // a step that was given up has left it where it was
-      ADDEND_TRY(add_up(true));
+      ADDEND_TRY(add_up(options_.selector != Selector::kRedsync));
       ADDEND_TRY(check(kernels_.find_cuts(args_, stream()), "finding where to cut"));
       ADDEND_TRY(check(kernels_.take(args_, picked_.as<void>(), stream()), "selecting"));
       ADDEND_TRY(tell());
@@ -209,7 +211,7 @@ Result<std::unique_ptr<Codec>> create_select_on_device(const CodecSpec& spec,
                                                        const Layout& layout) {
   const Result<Options> options = read_options(spec);
   ADDEND_TRY(options);
-  if (options->selector == Selector::kDgc || options->selector == Selector::kRedsync)
+  if (options->selector == Selector::kDgc)
     return make_error(Errc::kUnsupported, spec.name + " does not run on a device yet");
   const auto device = cuda::Device::of(layout.execution.stream);
   ADDEND_TRY(device);

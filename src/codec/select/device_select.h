@@ -17,7 +17,7 @@
 
 namespace addend::select {
 
-/// kUnsupported for what only the CPU does yet: dgc, redsync.
+/// kUnsupported for what only the CPU does yet: dgc.
 Result<std::unique_ptr<Codec>> create_select_on_device(const CodecSpec& spec, const Layout& layout);
 
 /// By which all workers send the same positions: device_agreed.cc.
@@ -75,7 +75,8 @@ class DeviceSelect : public SelectPlan, public ReadableResidual {
   std::array<cuda::DeviceBuffer, 2> kept_{cuda::DeviceBuffer(device_.runtime),
                                           cuda::DeviceBuffer(device_.runtime)};
   cuda::DeviceBuffer parts_on_{device_.runtime}, pieces_on_{device_.runtime};
-  cuda::DeviceBuffer equals_{device_.runtime}, cuts_{device_.runtime}, totals_{device_.runtime};
+  cuda::DeviceBuffer equals_{device_.runtime}, sums_{device_.runtime}, cuts_{device_.runtime},
+      totals_{device_.runtime};
   cuda::Mailbox mail_{device_};
 };
 

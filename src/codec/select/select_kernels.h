@@ -8,6 +8,7 @@
 
 #include "addend/plane.h"
 #include "codec/fingerprint.h"
+#include "codec/select/arithmetic.h"
 #include "codec/select/histogram.h"
 #include "codec/select/options.h"
 #include "cuda/memory.h"
@@ -23,12 +24,14 @@ struct DevicePart {
   uint32_t first_piece = 0;  ///< its pieces follow each other
 };
 
-/// A CTA's work: elements of one part.
+/// A CTA's work: kPieceElements of one part, or its last.
 struct DevicePiece {
   uint64_t begin = 0, end = 0;
   uint32_t part = 0;
 };
-inline constexpr uint64_t kPieceElements = 16384;
+
+/// What the last count of redsync was for.
+enum class BisectPhase : uint8_t { kMean, kAll, kMiddle, kDone };
 
 /// What is found of a part in a step. All zeros before it.
 struct DeviceCut {
@@ -41,6 +44,12 @@ struct DeviceCut {
   uint64_t wanted;
   uint32_t bin_bits;  ///< of threshold: the cut if that one leaves too few
   bool ranked;        ///< some of those that equal it travel, others do not
+  // Of redsync: between which magnitudes the cut is looked for.
+  uint32_t largest;  ///< bits, of finite elements
+  double low, high, middle;
+  uint64_t above_low;
+  uint32_t tries;
+  BisectPhase phase;
 };
 
 /// Of all parts. All zeros before a step.
@@ -63,6 +72,7 @@ struct SelectStep {
   const DevicePiece* pieces;
   uint64_t piece_count;
   uint32_t* equals;  ///< of each piece: elements at the cut
+  double* sums;      ///< of each piece: magnitudes, added up
   DeviceCut* cuts;   ///< of each part
   DeviceTotals* totals;
   uint64_t step;
