@@ -61,6 +61,8 @@ const Case kCases[] = {
     {"cast:bf16", DType::kF32, 1, 1, true},
     {"topk:0.01,index=packed", DType::kF32, 1, 1, true},
     {"threshold:0.01,index=packed", DType::kF32, 1, 1, false},
+    {"redsync:0.01,index=packed", DType::kF32, 1, 1, false},
+    {"dgc:0.01,index=packed", DType::kF32, 1, 1, false},
     {"leader:0.01", DType::kF32, 1, 1, false},
     {"random:0.01", DType::kF32, 1, 1, true},
 };

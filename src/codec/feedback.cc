@@ -67,7 +67,7 @@ Result<std::vector<uint8_t>> FeedbackCodec::write_state(const Header& header,
   std::memcpy(state.data(), &header, sizeof(Header));
   uint8_t* to = state.data() + sizeof(Header);
   for (uint64_t s = part.first; s < part.last; to += learnt_bytes(s++))
-    save_learnt(s, to);
+    ADDEND_TRY(save_learnt(s, to));
   ADDEND_TRY(fetch_residual(part.range, to));
   return state;
 }
@@ -75,7 +75,7 @@ Result<std::vector<uint8_t>> FeedbackCodec::write_state(const Header& header,
 Status FeedbackCodec::read_state(const Part& part, const uint8_t* from) {
   ADDEND_TRY(put_residual(part.range, from + bytes_of(part) - residual_.state_bytes(part.range)));
   for (uint64_t s = part.first; s < part.last; from += learnt_bytes(s++))
-    load_learnt(s, from);
+    ADDEND_TRY(load_learnt(s, from));
   return {};
 }
 

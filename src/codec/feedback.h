@@ -32,8 +32,8 @@ class FeedbackCodec : public SteppedCodec {
   virtual bool keeps(uint64_t) const { return residual_.any(); }
   /// What it carries ahead of its residual: of a size that the segment's plan gives.
   virtual uint64_t learnt_bytes(uint64_t) const { return 0; }
-  virtual void save_learnt(uint64_t, uint8_t*) const {}
-  virtual void load_learnt(uint64_t, const uint8_t*) {}
+  virtual Status save_learnt(uint64_t, uint8_t*) const { return {}; }
+  virtual Status load_learnt(uint64_t, const uint8_t*) { return {}; }
 
   /// Where the residual's bytes are: here, in memory of residual_'s own. A codec that keeps them
   /// elsewhere says how they come and go.

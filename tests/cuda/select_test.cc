@@ -38,8 +38,13 @@ class CudaSelect : public ::testing::Test {
   TestDevice device_;
 };
 
-const char* const kSpecs[] = {"random:0.1", "threshold:0.05,index=packed", "topk:0.05,index=packed",
-                              "redsync:0.05,index=packed", "leader:0.1"};
+const char* const kSpecs[] = {"random:0.1",
+                              "threshold:0.05,index=packed",
+                              "topk:0.05,index=packed",
+                              "redsync:0.05,index=packed",
+                              "dgc:0.05,index=packed",
+                              "dgc:0.02,index=packed,momentum=0.5,clip=1,warmup=3",
+                              "leader:0.1"};
 
 void cut_into_segments(Layout& layout) {
   uint64_t left = layout.count, id = 7;
@@ -156,15 +161,6 @@ TEST_F(CudaSelect, AStateGoesFromOneToTheOther) {
     worker[0]->compare_residuals();
     if (HasFailure()) return;
   }
-}
-
-TEST_F(CudaSelect, WhatDevicesDoNotHaveIsRefusedByName) {
-  Layout layout = of("dgc", DType::kF32, 100, 1).layout;
-  layout.execution = {Execution::Device::kCuda, device_.stream()};
-  const auto made = create_codec(*CodecSpec::parse("dgc"), layout);
-  ASSERT_FALSE(made);
-  EXPECT_EQ(made.error().code, Errc::kUnsupported);
-  EXPECT_EQ(made.error().message, "dgc does not run on a device yet");
 }
 
 }  // namespace

@@ -122,18 +122,19 @@ class LowrankCodec final : public FeedbackCodec, public ReadableResidual {
     const Matrix* matrix = matrix_of(segment);
     return matrix == nullptr ? 0 : sizeof(uint64_t) + rank_ * matrix->columns * 4;
   }
-  void save_learnt(uint64_t segment, uint8_t* to) const override {
+  Status save_learnt(uint64_t segment, uint8_t* to) const override {
     const Matrix* matrix = matrix_of(segment);
-    if (matrix == nullptr) return;
+    if (matrix == nullptr) return {};
     const uint64_t world = layout().world;
     std::memcpy(to, &world, sizeof(world));
     std::memcpy(to + sizeof(world), last_right_.as<float>() + matrix->right,
                 rank_ * matrix->columns * 4);
+    return {};
   }
   // In another world some workers have no state: all begin with the factor that those have.
-  void load_learnt(uint64_t segment, const uint8_t* from) override {
+  Status load_learnt(uint64_t segment, const uint8_t* from) override {
     const Matrix* matrix = matrix_of(segment);
-    if (matrix == nullptr) return;
+    if (matrix == nullptr) return {};
     uint64_t world = 0;
     std::memcpy(&world, from, sizeof(world));
     if (world == layout().world) {
@@ -141,6 +142,7 @@ class LowrankCodec final : public FeedbackCodec, public ReadableResidual {
                   rank_ * matrix->columns * 4);
     }
     learn(*matrix);
+    return {};
   }
   // All workers have the same factor, or none of their sums means anything.
   void learn(const Matrix& matrix) {

@@ -22,6 +22,47 @@ inline constexpr uint32_t kRunningSums = 256;
 /// So often a threshold is corrected at the most.
 inline constexpr uint32_t kMostTries = 10;
 
+/// The sum of value(i) of `count` elements in that order.
+template <typename Value>
+double add_by_pieces(uint64_t count, const Value& value) {
+  double sum = 0;
+  for (uint64_t begin = 0; begin < count; begin += kPieceElements) {
+    const uint64_t end = count - begin < kPieceElements ? count : begin + kPieceElements;
+    double sums[kRunningSums] = {};
+    for (uint64_t i = begin; i < end; ++i)
+      sums[i % kRunningSums] += value(i);
+    for (uint32_t half = kRunningSums / 2; half > 0; half /= 2) {
+      for (uint32_t l = 0; l < half; ++l)
+        sums[l] += sums[l + half];
+    }
+    sum += sums[0];
+  }
+  return sum;
+}
+
+/// How many of a segment's elements are sampled to find a threshold for `about` of them.
+ADDEND_HOST_DEVICE inline uint64_t sample_size(uint64_t count, uint64_t about) {
+  constexpr uint64_t kEvery = 100, kLeastAbove = 64;  // elements of the sample above the threshold
+  const uint64_t enough = kLeastAbove * (count / about + (count % about != 0 ? 1 : 0));
+  const uint64_t size = enough > count / kEvery ? enough : count / kEvery;
+  return size < count ? size : count;
+}
+/// Which one is number j of the sample.
+ADDEND_HOST_DEVICE inline uint64_t sampled(uint64_t count, uint64_t size, uint64_t draw,
+                                           uint64_t j) {
+  const uint64_t every = count / size;
+  return j * every + addend_random(draw, j) % every;
+}
+/// The how manieth largest of the sample is the threshold.
+ADDEND_HOST_DEVICE inline uint64_t sample_rank(uint64_t count, uint64_t size, uint64_t about) {
+  const double share = static_cast<double>(about) / static_cast<double>(count);
+  const auto rank = static_cast<uint64_t>(std::ceil(share * static_cast<double>(size)));
+  return rank < size ? rank : size;
+}
+/// A threshold that keeps more or fewer elements than so many times what it should is corrected by
+/// as much.
+inline constexpr double kTooMany = 1.3, kTooFew = 0.7;
+
 ADDEND_HOST_DEVICE inline uint32_t magnitude_bits(float x) {
   return addend_f32_bits(x) & 0x7FFFFFFF;
 }

@@ -17,10 +17,6 @@
 namespace addend::select {
 namespace {
 
-constexpr uint64_t kSampleEvery = 100;
-constexpr uint64_t kLeastAbove = 64;  // elements of the sample above the threshold
-constexpr double kTooMany = 1.3, kTooFew = 0.7;
-
 // Zeros do not travel; what is not finite does.
 uint32_t in_reach(uint32_t least) { return std::clamp(least, 1u, kInfinity); }
 
@@ -118,19 +114,13 @@ namespace {
 
 // The threshold that a sample of the field has for `about` of all.
 double sampled_threshold(const Field& field, uint64_t about, uint64_t draw) {
-  const uint64_t count = field.end - field.begin;
-  const uint64_t enough = kLeastAbove * ceil_div(count, about);
-  const uint64_t size = std::min(count, std::max(enough, count / kSampleEvery));
-  const uint64_t every = count / size;
+  const uint64_t count = field.end - field.begin, size = sample_size(count, about);
   std::vector<uint32_t>& sample = field.scratch->bits;
   sample.resize(size);
-  for (uint64_t j = 0; j < size; ++j) {
-    const uint64_t i = field.begin + j * every + addend_random(draw, j) % every;
-    sample[j] = magnitude_bits(field.elements[i]);
-  }
-  const double share = static_cast<double>(about) / static_cast<double>(count);
-  const auto rank = static_cast<uint64_t>(std::ceil(share * static_cast<double>(size)));
-  const auto at = sample.begin() + static_cast<std::ptrdiff_t>(std::min(rank, size) - 1);
+  for (uint64_t j = 0; j < size; ++j)
+    sample[j] = magnitude_bits(field.elements[field.begin + sampled(count, size, draw, j)]);
+  const auto rank = static_cast<std::ptrdiff_t>(sample_rank(count, size, about));
+  const auto at = sample.begin() + rank - 1;
   std::nth_element(sample.begin(), at, sample.end(), std::greater<>());
   return static_cast<double>(addend_f32_from_bits(std::min(*at, kInfinity - 1)));
 }
@@ -162,22 +152,14 @@ struct Magnitudes {
 // In one order, whatever the threads: thresholds must be the same.
 Magnitudes measure(const Field& field) {
   Magnitudes found;
-  double sum = 0;
-  for (uint64_t begin = field.begin; begin < field.end; begin += kPieceElements) {
-    double sums[kRunningSums] = {};
-    for (uint64_t i = begin; i < std::min(field.end, begin + kPieceElements); ++i) {
-      if (!is_finite(field.elements[i])) continue;
-      const double x = std::fabs(static_cast<double>(field.elements[i]));
-      sums[(i - begin) % kRunningSums] += x;
-      found.largest = std::max(found.largest, x);
-    }
-    for (uint32_t half = kRunningSums / 2; half > 0; half /= 2) {
-      for (uint32_t l = 0; l < half; ++l)
-        sums[l] += sums[l + half];
-    }
-    sum += sums[0];
-  }
-  found.mean = sum / static_cast<double>(field.end - field.begin);
+  const uint64_t count = field.end - field.begin;
+  const double sum = add_by_pieces(count, [&](uint64_t i) {
+    const double x = std::fabs(static_cast<double>(field.elements[field.begin + i]));
+    if (!std::isfinite(x)) return 0.0;
+    found.largest = std::max(found.largest, x);
+    return x;
+  });
+  found.mean = sum / static_cast<double>(count);
   return found;
 }
 

@@ -42,13 +42,21 @@ __device__ inline Found find(const uint64_t* counts, uint32_t size, uint64_t wan
   return found;
 }
 
+/// How many of all that is counted are beyond the cut.
+__device__ inline uint64_t first_wanted(const SelectStep& s, const DevicePart& part,
+                                        const DeviceCut& cut) {
+  const uint64_t count = part.end - part.begin;
+  if (s.selector == Selector::kDgc)
+    return sample_rank(count, sample_size(count, part.kept), part.kept);
+  return s.selector == Selector::kLeader ? part.kept : max(part.kept, cut.nonfinite);
+}
+
 /// Level 0 finds the bin, 1 and 2 the further bits.
 __global__ void __launch_bounds__(kThreads) cut_kernel(SelectStep s, uint32_t level) {
   const bool fills = s.selector == Selector::kLeader;  // up to what everybody was told
   for (uint64_t p = blockIdx.x; p < s.part_count; p += gridDim.x) {
     DeviceCut& cut = s.cuts[p];
-    const uint64_t kept = s.parts[p].kept;
-    const uint64_t first = fills ? kept : max(kept, cut.nonfinite);
+    const uint64_t first = first_wanted(s, s.parts[p], cut);
     const uint32_t size = level == 0 ? Histogram::kBins : kDigits;
     const Found found = find(cut.counts, size, level == 0 ? first : cut.wanted);
     const uint64_t inside = cut.counts[found.at];
@@ -64,24 +72,28 @@ __global__ void __launch_bounds__(kThreads) cut_kernel(SelectStep s, uint32_t le
   }
 }
 
-/// Counts the next bits of elements on the cut.
-__global__ void __launch_bounds__(kThreads) refine_kernel(SelectStep s, uint32_t shift) {
+/// Counts the next bits of what is on the cut: of magnitudes that key_at gives.
+template <typename KeyAt>
+__device__ inline void refine(const DevicePiece& piece, DeviceCut& cut, uint32_t shift,
+                              const KeyAt& key_at) {
   __shared__ uint32_t bins[kDigits];
+  const uint32_t bits = cut.bits;
+  for (uint32_t b = threadIdx.x; b < kDigits; b += kThreads)
+    bins[b] = 0;
+  __syncthreads();
+  for_each_of(piece, key_at, [&](uint64_t, uint32_t key) {
+    if (key >> shift == bits) atomicAdd(&bins[key >> (shift - kDigitBits) & (kDigits - 1)], 1u);
+  });
+  __syncthreads();
+  for (uint32_t b = threadIdx.x; b < kDigits; b += kThreads) {
+    if (bins[b] != 0) atomicAdd(counter(&cut.counts[b]), uint64_t{bins[b]});
+  }
+  __syncthreads();
+}
+
+__global__ void __launch_bounds__(kThreads) refine_kernel(SelectStep s, uint32_t shift) {
   for_each_piece_of(s, [&](uint64_t, const DevicePiece& piece) {
-    DeviceCut& cut = s.cuts[piece.part];
-    const uint32_t bits = cut.bits;
-    for (uint32_t b = threadIdx.x; b < kDigits; b += kThreads)
-      bins[b] = 0;
-    __syncthreads();
-    const auto load = [&](uint64_t i) { return key_of(s.left[i]); };
-    for_each_of(piece, load, [&](uint64_t, uint32_t key) {
-      if (key >> shift == bits) atomicAdd(&bins[key >> (shift - kDigitBits) & (kDigits - 1)], 1u);
-    });
-    __syncthreads();
-    for (uint32_t b = threadIdx.x; b < kDigits; b += kThreads) {
-      if (bins[b] != 0) atomicAdd(counter(&cut.counts[b]), uint64_t{bins[b]});
-    }
-    __syncthreads();
+    refine(piece, s.cuts[piece.part], shift, [&](uint64_t i) { return key_of(s.left[i]); });
   });
 }
 
@@ -147,14 +159,6 @@ __global__ void __launch_bounds__(kThreads) above_kernel(SelectStep s) {
   });
 }
 
-/// Calls visit(part, cut), by a thread each.
-template <typename Visit>
-__device__ inline void for_each_part_of(const SelectStep& s, const Visit& visit) {
-  for (uint64_t p = uint64_t{blockIdx.x} * kThreads + threadIdx.x; p < s.part_count;
-       p += uint64_t{gridDim.x} * kThreads)
-    visit(s.parts[p], s.cuts[p]);
-}
-
 __global__ void __launch_bounds__(kThreads) settle_kernel(SelectStep s) {
   for_each_part_of(s, [](const DevicePart& part, DeviceCut& cut) {
     if (2 * cut.counts[0] < part.kept) cut.bits = cut.bin_bits;
@@ -163,9 +167,7 @@ __global__ void __launch_bounds__(kThreads) settle_kernel(SelectStep s) {
 
 // ---- halving: keep_bisected
 
-__global__ void __launch_bounds__(kRunningSums) measure_kernel(SelectStep s) {
-  static_assert(kRunningSums == kThreads);
-  __shared__ double sums[kRunningSums];
+__global__ void __launch_bounds__(kThreads) measure_kernel(SelectStep s) {
   for_each_piece_of(s, [&](uint64_t n, const DevicePiece& piece) {
     double sum = 0;
     uint32_t largest = 0;
@@ -175,14 +177,8 @@ __global__ void __launch_bounds__(kRunningSums) measure_kernel(SelectStep s) {
       sum += static_cast<double>(addend_f32_from_bits(magnitude_bits(e)));
       largest = max(largest, magnitude_bits(e));
     });
-    sums[threadIdx.x] = sum;
-    for (uint32_t half = kRunningSums / 2; half > 0; half /= 2) {
-      __syncthreads();
-      if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
-    }
     atomicMax(&s.cuts[piece.part].largest, largest);
-    if (threadIdx.x == 0) s.sums[n] = sums[0];
-    __syncthreads();
+    add_piece(sum, &s.sums[n]);
   });
 }
 
@@ -192,11 +188,7 @@ __device__ inline uint32_t below_threshold(double threshold) {
 
 __global__ void __launch_bounds__(kThreads) begin_kernel(SelectStep s) {
   for_each_part_of(s, [&](const DevicePart& part, DeviceCut& cut) {
-    const uint64_t count = part.end - part.begin, pieces = ceil_div(count, kPieceElements);
-    double sum = 0;
-    for (uint64_t n = part.first_piece; n < part.first_piece + pieces; ++n)
-      sum += s.sums[n];
-    cut.low = sum / static_cast<double>(count);
+    cut.low = add_pieces(s, part) / static_cast<double>(part.end - part.begin);
     cut.high = static_cast<double>(addend_f32_from_bits(cut.largest));
     cut.bits = below_threshold(cut.low);
   });
@@ -238,40 +230,130 @@ __global__ void __launch_bounds__(kThreads) halve_kernel(SelectStep s) {
   });
 }
 
+// ---- a sample: keep_sampled
+
+/// The piece without what lies beyond this step's sample.
+__device__ inline DevicePiece of_sample(const SelectStep& s, DevicePiece piece) {
+  const DevicePart& part = s.parts[piece.part];
+  const uint64_t size = sample_size(part.end - part.begin, part.kept);
+  piece.end = min(piece.end, part.first_sample + size);
+  return piece;
+}
+
+/// Draws a sample and counts its bins.
+__global__ void __launch_bounds__(kThreads) sample_kernel(SelectStep s) {
+  for (uint64_t n = blockIdx.x; n < s.sample_piece_count; n += gridDim.x) {
+    const DevicePiece piece = of_sample(s, s.sample_pieces[n]);
+    const DevicePart part = s.parts[piece.part];
+    const uint64_t count = part.end - part.begin, size = sample_size(count, part.kept);
+    Fingerprint draws = part.draws;
+    const uint64_t draw = draws.add(s.step).value();
+    for (uint64_t j = piece.begin + threadIdx.x; j < piece.end; j += kThreads) {
+      const uint64_t at = part.begin + sampled(count, size, draw, j - part.first_sample);
+      const uint32_t key = key_of(s.left[at]);
+      s.samples[j] = key;
+      atomicAdd(counter(&s.cuts[piece.part].counts[key >> Histogram::kShift]), 1ull);
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) refine_sample_kernel(SelectStep s, uint32_t shift) {
+  for (uint64_t n = blockIdx.x; n < s.sample_piece_count; n += gridDim.x) {
+    const DevicePiece piece = of_sample(s, s.sample_pieces[n]);
+    refine(piece, s.cuts[piece.part], shift, [&](uint64_t j) { return s.samples[j]; });
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) try_kernel(SelectStep s) {
+  for_each_part_of(s, [](const DevicePart&, DeviceCut& cut) {
+    cut.low = static_cast<double>(addend_f32_from_bits(min(cut.bits, kInfinity - 1)));
+    cut.high = 0;
+    cut.wanted = 0;
+    cut.ranked = false;
+    cut.counts[0] = 0;
+    cut.bits = below_threshold(cut.low);
+  });
+}
+
+/// Whether as many are kept as should be; if not, corrects the threshold.
+__device__ inline void correct(DeviceCut& cut, uint64_t about) {
+  const double ratio = static_cast<double>(cut.counts[0]) / static_cast<double>(about);
+  cut.counts[0] = 0;
+  cut.phase = BisectPhase::kDone;
+  if (cut.tries == kMostTries || !(cut.low > 0)) {
+    // Too many travel sooner than none: where many are equal there is nothing between.
+    if (ratio < kTooFew) cut.bits = below_threshold(cut.high);
+    return;
+  }
+  if (ratio >= kTooFew && ratio <= kTooMany) return;
+  if (ratio > kTooMany) cut.high = fmax(cut.high, cut.low);
+  cut.low *= ratio > kTooMany ? kTooMany : kTooFew;
+  cut.bits = below_threshold(cut.low);
+  cut.phase = BisectPhase::kMean;
+  ++cut.tries;
+}
+
+__global__ void __launch_bounds__(kThreads) correct_kernel(SelectStep s) {
+  for_each_part_of(s, [](const DevicePart& part, DeviceCut& cut) {
+    if (cut.phase != BisectPhase::kDone) correct(cut, part.kept);
+  });
+}
+
 // ---- launches
 
 int find_threshold(const SelectStep& s, void* stream) {
-  const int code = cuda::launch(threshold_kernel, kThreads, s.part_count, stream, s);
-  if (code != 0) return code;
-  if (const int counted = over_pieces(above_kernel, s, stream)) return counted;
-  return cuda::launch(settle_kernel, kThreads, ceil_div(s.part_count, kThreads), stream, s);
+  int code = cuda::launch(threshold_kernel, kThreads, s.part_count, stream, s);
+  if (code == 0) code = over_pieces(above_kernel, s, stream);
+  return code == 0 ? over_parts(settle_kernel, s, stream) : code;
+}
+
+/// Counts so often what is above the thresholds that are tried, and tries others.
+int count_and(void (*correct)(SelectStep), uint32_t looks, const SelectStep& s, void* stream) {
+  int code = 0;
+  for (uint32_t look = 0; look < looks && code == 0; ++look) {
+    code = over_pieces(above_kernel, s, stream);
+    if (code == 0) code = over_parts(correct, s, stream);
+  }
+  return code;
 }
 
 int find_by_halving(const SelectStep& s, void* stream) {
-  const uint64_t ctas = ceil_div(s.part_count, kThreads);
   int code = over_pieces(measure_kernel, s, stream);
-  if (code == 0) code = cuda::launch(begin_kernel, kThreads, ctas, stream, s);
-  for (uint32_t look = 0; look < kMostTries + 2 && code == 0; ++look) {
-    code = over_pieces(above_kernel, s, stream);
-    if (code == 0) code = cuda::launch(halve_kernel, kThreads, ctas, stream, s);
+  if (code == 0) code = over_parts(begin_kernel, s, stream);
+  return code == 0 ? count_and(halve_kernel, kMostTries + 2, s, stream) : code;
+}
+
+/// Level by level, refine(shift) having counted what is on the cut by then.
+template <typename Refine>
+int find_by_bits(const SelectStep& s, void* stream, const Refine& refine) {
+  int code = 0;
+  for (uint32_t level = 0; level < 3 && code == 0; ++level) {
+    if (level > 0) code = refine(Histogram::kShift + kDigitBits - level * kDigitBits);
+    if (code == 0) code = cuda::launch(cut_kernel, kThreads, s.part_count, stream, s, level);
   }
   return code;
+}
+
+int find_by_sample(const SelectStep& s, void* stream) {
+  int code = cuda::launch(sample_kernel, kThreads, s.sample_piece_count, stream, s);
+  if (code == 0) {
+    code = find_by_bits(s, stream, [&](uint32_t shift) {
+      return cuda::launch(refine_sample_kernel, kThreads, s.sample_piece_count, stream, s, shift);
+    });
+  }
+  if (code == 0) code = over_parts(try_kernel, s, stream);
+  return code == 0 ? count_and(correct_kernel, kMostTries + 1, s, stream) : code;
 }
 
 }  // namespace
 
 int find_cuts(const SelectStep& s, void* stream) {
   if (s.selector == Selector::kRedsync) return find_by_halving(s, stream);
+  if (s.selector == Selector::kDgc) return find_by_sample(s, stream);
   if (s.selector == Selector::kThreshold) return find_threshold(s, stream);
-  for (uint32_t level = 0; level < 3; ++level) {
-    const uint32_t shift = Histogram::kShift + kDigitBits - level * kDigitBits;
-    if (level > 0) {
-      if (const int code = over_pieces(refine_kernel, s, stream, shift)) return code;
-    }
-    if (const int code = cuda::launch(cut_kernel, kThreads, s.part_count, stream, s, level))
-      return code;
-  }
-  return over_pieces(equals_kernel, s, stream);
+  const int code = find_by_bits(
+      s, stream, [&](uint32_t shift) { return over_pieces(refine_kernel, s, stream, shift); });
+  return code == 0 ? over_pieces(equals_kernel, s, stream) : code;
 }
 
 }  // namespace addend::select

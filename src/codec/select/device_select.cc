@@ -17,6 +17,7 @@ DeviceSelect::DeviceSelect(const Layout& layout, const Options& options, const c
                            const SelectKernels& kernels)
     : SelectPlan(layout, options), device_(device), kernels_(kernels) {
   cut_pieces();
+  if (has_velocity()) cut_samples();
 }
 
 void DeviceSelect::cut_pieces() {
@@ -34,6 +35,20 @@ void DeviceSelect::cut_pieces() {
   }
 }
 
+// Samples are largest when the density has come down.
+void DeviceSelect::cut_samples() {
+  uint64_t begin = 0;
+  for (DevicePart& part : parts_) {
+    const uint64_t count = part.end - part.begin;
+    const uint64_t kept = select::kept_of(options_, count, options_.warmup);
+    const uint64_t end = begin + sample_size(count, kept);
+    part.first_sample = begin;
+    const auto number = static_cast<uint32_t>(&part - parts_.data());
+    for (; begin < end; begin += std::min(kPieceElements, end - begin))
+      sample_pieces_.push_back({begin, std::min(begin + kPieceElements, end), number});
+  }
+}
+
 Status DeviceSelect::set_up() {
   const cuda::OnDevice here(device_);
   const uint64_t bytes = layout().count * 4;
@@ -48,14 +63,39 @@ Status DeviceSelect::set_up() {
   ADDEND_TRY(equals_.reserve(pieces_.size() * sizeof(uint32_t)));
   ADDEND_TRY(sums_.reserve(pieces_.size() * sizeof(double)));
   ADDEND_TRY(cuts_.reserve(parts_.size() * sizeof(DeviceCut)));
+  if (has_velocity()) ADDEND_TRY(set_up_velocity());
   return totals_.reserve(sizeof(DeviceTotals));
+}
+
+Status DeviceSelect::set_up_velocity() {
+  const uint64_t bytes = layout().count * 4;
+  for (cuda::DeviceBuffer& velocity : velocities_) {
+    ADDEND_TRY(velocity.reserve(bytes));
+    ADDEND_TRY(clear(velocity, bytes));
+  }
+  const std::vector<DevicePiece>& pieces = sample_pieces_;
+  ADDEND_TRY(upload(sample_pieces_on_, pieces.data(), pieces.size() * sizeof(DevicePiece)));
+  return samples_.reserve(pieces.empty() ? 0 : pieces.back().end * sizeof(uint32_t));
+}
+
+// Densities change a few times in all.
+Status DeviceSelect::follow_warmup() {
+  bool changed = false;
+  for (DevicePart& part : parts_) {
+    const uint64_t kept = kept_of(part.end - part.begin);
+    changed = changed || kept != part.kept;
+    part.kept = kept;
+  }
+  if (!changed) return {};
+  return upload(parts_on_, parts_.data(), parts_.size() * sizeof(DevicePart));
 }
 
 uint64_t DeviceSelect::memory_bytes() const {
   uint64_t total =
       parts_.capacity() * sizeof(DevicePart) + pieces_.capacity() * sizeof(DevicePiece);
   for (const cuda::DeviceBuffer* buffer :
-       {&kept_[0], &kept_[1], &parts_on_, &pieces_on_, &equals_, &sums_, &cuts_, &totals_})
+       {&kept_[0], &kept_[1], &parts_on_, &pieces_on_, &equals_, &sums_, &cuts_, &totals_,
+        &velocities_[0], &velocities_[1], &samples_, &sample_pieces_on_})
     total += buffer->capacity();
   return total;
 }
@@ -72,6 +112,7 @@ Status DeviceSelect::do_begin(const void* gradient) {
 }
 
 Status DeviceSelect::add_up(bool chooses) {
+  if (has_velocity()) ADDEND_TRY(follow_warmup());
   args_ = {options_.selector,
            chooses,
            layout().dtype,
@@ -86,7 +127,14 @@ Status DeviceSelect::add_up(bool chooses) {
            sums_.as<double>(),
            cuts_.as<DeviceCut>(),
            totals_.as<DeviceTotals>(),
-           step_};
+           step_,
+           static_cast<float>(options_.momentum),
+           most_norm(),
+           velocities_[current_].as<float>(),
+           velocities_[1 - current_].as<float>(),
+           samples_.as<uint32_t>(),
+           sample_pieces_on_.as<DevicePiece>(),
+           sample_pieces_.size()};
   ADDEND_TRY(clear(cuts_, parts_.size() * sizeof(DeviceCut)));
   ADDEND_TRY(clear(totals_, sizeof(DeviceTotals)));
   return check(kernels_.add_up(args_, stream()), "adding what is owed");
@@ -124,8 +172,24 @@ Status DeviceSelect::multiply_residual(double factor) {
   const auto kernels = cuda::part<cast::CastKernels>();
   ADDEND_TRY(kernels);
   const cuda::OnDevice here(device_);
-  return check((*kernels)->multiply(owed().as<float>(), layout().count, factor, stream()),
-               "scaling what is owed");
+  for (const auto* pair : {&kept_, &velocities_}) {
+    if (pair == &velocities_ && !has_velocity()) continue;
+    auto* values = (*pair)[current_].as<float>();
+    ADDEND_TRY(check((*kernels)->multiply(values, layout().count, factor, stream()),
+                     "scaling what is owed"));
+  }
+  return {};
+}
+
+Status DeviceSelect::save_learnt(uint64_t segment, uint8_t* to) const {
+  if (!has_velocity()) return {};
+  const Residual::Range range = positions_of(segment);
+  return copy(to, velocities_[current_].as<float>() + range.begin, range.elements * 4);
+}
+Status DeviceSelect::load_learnt(uint64_t segment, const uint8_t* from) {
+  if (!has_velocity()) return {};
+  const Residual::Range range = positions_of(segment);
+  return copy(velocities_[current_].as<float>() + range.begin, from, range.elements * 4);
 }
 
 Status DeviceSelect::add_residual(float* to) const {
@@ -211,8 +275,6 @@ Result<std::unique_ptr<Codec>> create_select_on_device(const CodecSpec& spec,
                                                        const Layout& layout) {
   const Result<Options> options = read_options(spec);
   ADDEND_TRY(options);
-  if (options->selector == Selector::kDgc)
-    return make_error(Errc::kUnsupported, spec.name + " does not run on a device yet");
   const auto device = cuda::Device::of(layout.execution.stream);
   ADDEND_TRY(device);
   const auto kernels = cuda::part<SelectKernels>();

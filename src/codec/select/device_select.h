@@ -17,7 +17,6 @@
 
 namespace addend::select {
 
-/// kUnsupported for what only the CPU does yet: dgc.
 Result<std::unique_ptr<Codec>> create_select_on_device(const CodecSpec& spec, const Layout& layout);
 
 /// By which all workers send the same positions: device_agreed.cc.
@@ -62,8 +61,13 @@ class DeviceSelect : public SelectPlan, public ReadableResidual {
   Status fetch_residual(const Residual::Range& range, uint8_t* to) const final;
   Status put_residual(const Residual::Range& range, const uint8_t* from) final;
   Status multiply_residual(double factor) final;
+  Status save_learnt(uint64_t segment, uint8_t* to) const final;
+  Status load_learnt(uint64_t segment, const uint8_t* from) final;
 
   void cut_pieces();
+  void cut_samples();
+  Status set_up_velocity();
+  Status follow_warmup();
   Status copy(void* to, const void* from, uint64_t bytes) const;
   Status upload(cuda::DeviceBuffer& buffer, const void* from, uint64_t bytes) const;
   const cuda::DeviceBuffer& owed() const { return kept_[current_]; }
@@ -78,6 +82,12 @@ class DeviceSelect : public SelectPlan, public ReadableResidual {
   cuda::DeviceBuffer equals_{device_.runtime}, sums_{device_.runtime}, cuts_{device_.runtime},
       totals_{device_.runtime};
   cuda::Mailbox mail_{device_};
+
+  // Of dgc: velocities, exchanged as the residuals are, and the sample.
+  std::array<cuda::DeviceBuffer, 2> velocities_{cuda::DeviceBuffer(device_.runtime),
+                                                cuda::DeviceBuffer(device_.runtime)};
+  std::vector<DevicePiece> sample_pieces_;
+  cuda::DeviceBuffer samples_{device_.runtime}, sample_pieces_on_{device_.runtime};
 };
 
 }  // namespace addend::select

@@ -2,6 +2,7 @@
 // What kernels that select share: a CTA has a piece of a segment at a time.
 #pragma once
 
+#include "base/bits.h"
 #include "codec/select/arithmetic.h"
 #include "codec/select/select_kernels.h"
 #include "cuda/launch.cuh"
@@ -39,6 +40,36 @@ __device__ inline void for_each_piece_of(const SelectStep& s, const Visit& visit
     visit(n, s.pieces[n]);
 }
 
+/// Calls visit(part, cut), by a thread each.
+template <typename Visit>
+__device__ inline void for_each_part_of(const SelectStep& s, const Visit& visit) {
+  for (uint64_t p = uint64_t{blockIdx.x} * kThreads + threadIdx.x; p < s.part_count;
+       p += uint64_t{gridDim.x} * kThreads)
+    visit(s.parts[p], s.cuts[p]);
+}
+
+/// What running sums come to, each thread's being `sum`: add_by_pieces. By all threads of a CTA.
+__device__ inline void add_piece(double sum, double* to) {
+  static_assert(kRunningSums == kThreads);
+  __shared__ double sums[kRunningSums];
+  sums[threadIdx.x] = sum;
+  for (uint32_t half = kRunningSums / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+  }
+  if (threadIdx.x == 0) *to = sums[0];
+  __syncthreads();
+}
+
+/// By one thread.
+__device__ inline double add_pieces(const SelectStep& s, const DevicePart& part) {
+  const uint64_t end = part.first_piece + ceil_div(part.end - part.begin, kPieceElements);
+  double sum = 0;
+  for (uint64_t n = part.first_piece; n < end; ++n)
+    sum += s.sums[n];
+  return sum;
+}
+
 /// Calls use(i, load(i)), for all elements of a piece; several loads are under way at once.
 template <typename Load, typename Use>
 __device__ inline void for_each_of(const DevicePiece& piece, const Load& load, const Use& use) {
@@ -54,6 +85,11 @@ __device__ inline void for_each_of(const DevicePiece& piece, const Load& load, c
       if (base + k * kThreads < piece.end) use(base + k * kThreads, loaded[k]);
     }
   }
+}
+
+template <typename Kernel>
+int over_parts(Kernel kernel, const SelectStep& s, void* stream) {
+  return cuda::launch(kernel, kThreads, ceil_div(s.part_count, kThreads), stream, s);
 }
 
 template <typename Kernel, typename... More>

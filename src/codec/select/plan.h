@@ -2,6 +2,8 @@
 // What codecs that select do, wherever they run: how many elements travel, draws, fingerprints.
 #pragma once
 
+#include <cmath>
+
 #include "codec/feedback.h"
 #include "codec/select/options.h"
 
@@ -22,6 +24,15 @@ class SelectPlan : public FeedbackCodec {
     return Fingerprint().add("select draw").add(layout().seed).add(id);
   }
   bool has_velocity() const { return options_.selector == Selector::kDgc; }
+  /// Where dgc clips: the norm of a worker's gradient of a segment, so that all of them together
+  /// have no larger one than was asked for, if they are alike. 0: nowhere.
+  double most_norm() const {
+    return options_.clip / std::sqrt(static_cast<double>(layout().world));
+  }
+
+  uint64_t learnt_bytes(uint64_t segment) const final {
+    return has_velocity() ? segment_at(segment).count * 4 : 0;
+  }
 
   const Options options_;
 

@@ -10,6 +10,7 @@
 #include "base/bits.h"
 #include "base/chunks.h"
 #include "codec/index/kernels.h"
+#include "codec/select/arithmetic.h"
 #include "codec/select/mark.h"
 #include "wire/element.h"
 
@@ -60,16 +61,15 @@ uint64_t SelectCodec::words() const { return words_for(layout().count); }
 
 // ---- what later steps depend on
 
-uint64_t SelectCodec::learnt_bytes(uint64_t segment) const {
-  return has_velocity() ? segment_at(segment).count * 4 : 0;
-}
-void SelectCodec::save_learnt(uint64_t segment, uint8_t* to) const {
-  if (learnt_bytes(segment) == 0) return;
+Status SelectCodec::save_learnt(uint64_t segment, uint8_t* to) const {
+  if (learnt_bytes(segment) == 0) return {};
   std::memcpy(to, velocity_.as<float>() + parts_[segment].begin, learnt_bytes(segment));
+  return {};
 }
-void SelectCodec::load_learnt(uint64_t segment, const uint8_t* from) {
-  if (learnt_bytes(segment) == 0) return;
+Status SelectCodec::load_learnt(uint64_t segment, const uint8_t* from) {
+  if (learnt_bytes(segment) == 0) return {};
   std::memcpy(velocity_.as<float>() + parts_[segment].begin, from, learnt_bytes(segment));
+  return {};
 }
 
 Status SelectCodec::multiply_residual(double factor) {
@@ -138,10 +138,10 @@ void SelectCodec::count_part(const Part& part, Histogram& histogram) {
 // they are alike: each may have a part that shrinks with the root of the world.
 float SelectCodec::clipping(const Part& part) const {
   if (options_.clip == 0) return 1;
-  double energy = 0;
-  for (uint64_t i = part.begin; i < part.end; ++i)
-    energy += square(load_float(layout().dtype, gradient_, i));
-  const double most = options_.clip / std::sqrt(static_cast<double>(layout().world));
+  const double energy = add_by_pieces(part.count(), [&](uint64_t i) {
+    return square(load_float(layout().dtype, gradient_, part.begin + i));
+  });
+  const double most = most_norm();
   const double norm = std::sqrt(energy);
   return norm > most ? static_cast<float>(most / norm) : 1.0f;
 }

@@ -67,6 +67,51 @@ __global__ void __launch_bounds__(kThreads) add_kernel(SelectStep s) {
   add_to(&s.totals->energy, energy);
 }
 
+// ---- dgc
+
+template <DType kType>
+__global__ void __launch_bounds__(kThreads) energy_kernel(SelectStep s) {
+  for_each_piece_of(s, [&](uint64_t n, const DevicePiece& piece) {
+    double sum = 0;
+    const auto load = [&](uint64_t i) { return widened<kType>(s.gradient, i); };
+    for_each_of(piece, load,
+                [&](uint64_t, float x) { sum += static_cast<double>(x) * static_cast<double>(x); });
+    add_piece(sum, &s.sums[n]);
+  });
+}
+
+__global__ void __launch_bounds__(kThreads) clip_kernel(SelectStep s) {
+  for_each_part_of(s, [&](const DevicePart& part, DeviceCut& cut) {
+    const double norm = s.most_norm > 0 ? sqrt(add_pieces(s, part)) : 0;
+    cut.factor = norm > s.most_norm ? static_cast<float>(s.most_norm / norm) : 1.0f;
+  });
+}
+
+template <DType kType>
+__global__ void __launch_bounds__(kThreads) accelerate_kernel(SelectStep s) {
+  double energy = 0;
+  for_each_piece_of(s, [&](uint64_t, const DevicePiece& piece) {
+    DeviceCut& cut = s.cuts[piece.part];
+    const float factor = cut.factor;
+    uint32_t nonfinite = 0;
+    const auto load = [&](uint64_t i) {
+      const float x = widened<kType>(s.gradient, i);
+      const uint32_t bits = addend_f32_bits(x);
+      if ((bits & 0x7FFFFFFFu) > kInfinity) return addend_f32_from_bits(bits | 0x400000u);
+      return s.velocity[i] * s.momentum + x * factor;
+    };
+    for_each_of(piece, load, [&](uint64_t i, float velocity) {
+      const float e = sum_of(velocity, s.owed[i]);
+      s.next_velocity[i] = velocity;
+      s.left[i] = e;
+      energy += square_of(e);
+      nonfinite += is_finite(e) ? 0 : 1;
+    });
+    add_to(counter(&cut.nonfinite), nonfinite);
+  });
+  add_to(&s.totals->energy, energy);
+}
+
 // ---- what travels
 
 /// How many threads of the CTA before this one say so, and how many do at all.
@@ -137,6 +182,7 @@ __global__ void __launch_bounds__(kThreads) take_kernel(SelectStep s, void* pick
       narrow<kType>(sent == 0 ? 0.0f : sent, picked, i);
       if (!goes) return;
       s.left[i] = left_of(e, sent);
+      if (s.next_velocity != nullptr) s.next_velocity[i] = 0;
       travels += square_of(e);
       chosen += sent == 0 ? 0 : 1;
     });
@@ -233,8 +279,16 @@ int with_type(DType dtype, const Visit& visit) {
   return visit.template operator()<DType::kF16>();
 }
 
+template <DType kType>
+int accelerate(const SelectStep& s, void* stream) {
+  int code = s.most_norm > 0 ? over_pieces(energy_kernel<kType>, s, stream) : 0;
+  if (code == 0) code = over_parts(clip_kernel, s, stream);
+  return code == 0 ? over_pieces(accelerate_kernel<kType>, s, stream) : code;
+}
+
 int add_up(const SelectStep& s, void* stream) {
   return with_type(s.dtype, [&]<DType kType>() {
+    if (s.selector == Selector::kDgc) return accelerate<kType>(s, stream);
     return s.chooses ? over_pieces(add_kernel<kType, true>, s, stream)
                      : over_pieces(add_kernel<kType, false>, s, stream);
   });

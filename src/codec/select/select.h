@@ -77,9 +77,8 @@ class SelectCodec : public SelectPlan, public ReadableResidual {
   Chosen chosen_;
 
  private:
-  uint64_t learnt_bytes(uint64_t segment) const final;
-  void save_learnt(uint64_t segment, uint8_t* to) const final;
-  void load_learnt(uint64_t segment, const uint8_t* from) final;
+  Status save_learnt(uint64_t segment, uint8_t* to) const final;
+  Status load_learnt(uint64_t segment, const uint8_t* from) final;
   Status multiply_residual(double factor) final;
 
   Status do_begin(const void* gradient) final;

@@ -21,7 +21,8 @@ struct DevicePart {
   uint64_t kept = 0;   ///< elements that travel, exactly or about
   uint64_t first = 0;  ///< those of the parts before
   Fingerprint draws;
-  uint32_t first_piece = 0;  ///< its pieces follow each other
+  uint32_t first_piece = 0;   ///< its pieces follow each other
+  uint64_t first_sample = 0;  ///< of dgc: those of the parts before
 };
 
 /// A CTA's work: kPieceElements of one part, or its last.
@@ -30,7 +31,7 @@ struct DevicePiece {
   uint32_t part = 0;
 };
 
-/// What the last count of redsync was for.
+/// What the last count of redsync was for; dgc only knows the first and the last.
 enum class BisectPhase : uint8_t { kMean, kAll, kMiddle, kDone };
 
 /// What is found of a part in a step. All zeros before it.
@@ -44,7 +45,9 @@ struct DeviceCut {
   uint64_t wanted;
   uint32_t bin_bits;  ///< of threshold: the cut if that one leaves too few
   bool ranked;        ///< some of those that equal it travel, others do not
-  // Of redsync: between which magnitudes the cut is looked for.
+  float factor;       ///< of dgc: what the gradient is multiplied by
+  // Of redsync and dgc: between which magnitudes the cut is looked for; dgc has the threshold that
+  // is tried in `low`, and one that keeps too many in `high`.
   uint32_t largest;  ///< bits, of finite elements
   double low, high, middle;
   uint64_t above_low;
@@ -72,10 +75,18 @@ struct SelectStep {
   const DevicePiece* pieces;
   uint64_t piece_count;
   uint32_t* equals;  ///< of each piece: elements at the cut
-  double* sums;      ///< of each piece: magnitudes, added up
+  double* sums;      ///< of each piece: magnitudes, or squares, added up
   DeviceCut* cuts;   ///< of each part
   DeviceTotals* totals;
   uint64_t step;
+  // Of dgc.
+  float momentum;
+  double most_norm;
+  const float* velocity;
+  float* next_velocity;
+  uint32_t* samples;  ///< magnitudes, part by part, room for the largest sample of each
+  const DevicePiece* sample_pieces;
+  uint64_t sample_piece_count;
 };
 
 /// Where the letter of a step has what. Energies are the bits of doubles.
@@ -85,7 +96,8 @@ struct SelectKernels {
   static constexpr const char* kPart = "select";
   static constexpr uint32_t kVersion = 1;
 
-  /// left = gradient + owed; counts what is not finite, and magnitudes where this worker chooses.
+  /// left = gradient + owed, of dgc what it makes of the velocity, too; counts what is not finite,
+  /// and magnitudes where this worker chooses.
   int (*add_up)(const SelectStep& step, void* stream);
   /// Finds the cuts of all parts. REQUIRES: add_up.
   int (*find_cuts)(const SelectStep& step, void* stream);
