@@ -30,6 +30,8 @@ struct Pattern {
 constexpr uint32_t kAllRounds = Report::kMaxRounds;
 
 /// A subject, the mode it must run in, and the times it promises, 0 where it promises none.
+/// Promised before there was code: packed, and the sketch. All other times were set after they had
+/// been measured, with room for AVX2 and slower memory: guards against getting slower.
 struct Subject {
   const char* name;
   const char* codec;
@@ -182,7 +184,8 @@ constexpr Subject kSubjects[] = {
     {"sketch reproducible", "exact:mode=sketch,values=reproducible", "sketch", {0.05, 1}, 2},
 };
 
-/// What encoding and decoding may take with 2 and with 4 threads, where there are so many cores.
+/// What encoding and decoding may take with 2 and with 4 threads, where there are so many cores:
+/// guards, too.
 struct Threaded {
   std::string_view subject;
   std::array<double, 2> max_total_x;

@@ -39,6 +39,8 @@ const std::vector<std::string> kSpecs = {
     "quant:bits=8,down=8,feedback=float",
     "quant:feedback=float",
     "quant:feedback=byte",
+    "quant:norms=ahead,feedback=float",
+    "quant:norms=ahead,feedback=byte",
     "quant:rotate=none,levels=uniform",
     "quant:block=64",
     "quant:index=packed",
