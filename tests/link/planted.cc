@@ -24,6 +24,6 @@ Status decodes_a_snapshot(const SnapshotPlan& plan, const Snapshot& sum, void* o
 
 double looks_inside_quant(double probability) { return quant::normal_quantile(probability); }
 
-void looks_inside_exact(exact::BitRange& range, float value) { range.include(value); }
+bool looks_inside_exact(const exact::Fixed& format, float value) { return format.holds(value); }
 
 }  // namespace addend::planted

@@ -257,8 +257,8 @@ Result<bool> ExactCodec::open_values(Round& round) {
   ADDEND_TRY(values_.reserve(union_ * width() + Buffer::kSlack));
   if (reproducible()) {
     ADDEND_TRY(spell_out());
-    ADDEND_TRY(reproducible_.set_ranges(ranges_.as<uint32_t>(), layout().count, layout().world,
-                                        plan_.options().tolerance));
+    ADDEND_TRY(reproducible_.set_ranges(ranges_.as<uint32_t>(), layout().count,
+                                        RangeRules::of(layout().world, plan_.options().tolerance)));
     ADDEND_TRY(reproducible_.pack(layout().dtype, gradient_, bitmap()));
     for (const Plane& plane : {reproducible_.narrow_plane(), reproducible_.wide_plane()}) {
       if (plane.lanes > 0) round.add(plane);

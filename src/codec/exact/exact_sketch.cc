@@ -50,8 +50,8 @@ Status ExactCodec::open_sketch(Round& round) {
   std::memset(cells_.as<void>(), 0, plan_.shape().lanes_total() * 8);
   KeySet keys{index_.local(), words(), index_.nonzeros()};
   if (reproducible()) {
-    ADDEND_TRY(reproducible_.set_ranges(ranges_.as<uint32_t>(), layout().count, layout().world,
-                                        plan_.options().tolerance));
+    ADDEND_TRY(reproducible_.set_ranges(ranges_.as<uint32_t>(), layout().count,
+                                        RangeRules::of(layout().world, plan_.options().tolerance)));
   }
   ADDEND_TRY(local_quanta());
   if (reproducible()) {

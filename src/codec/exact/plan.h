@@ -14,9 +14,6 @@
 
 namespace addend::exact {
 
-/// Makes the max lane of the largest exponent positive; 0 means that there is none.
-inline constexpr int kTopBias = 256;
-
 /// From this union density on, gathering values costs more than the few zeros (0.1 %) it would
 /// save.
 constexpr bool nearly_dense(uint64_t nonzeros, uint64_t count) {

@@ -2,36 +2,11 @@
 #include "codec/exact/reproducible.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "base/bits.h"
 
 namespace addend::exact {
 namespace {
-
-// Lane 0: highest bit + kBias (0: no finite non-zero value). Lane 1: kBias - lowest bit, so that
-// the maximum is the lowest bit of all workers. A non-finite value asks for the whole range and
-// says so beyond the largest possible top.
-constexpr int kBias = 256;
-constexpr uint32_t kNonFiniteTop = 1024;
-
-BitRange range_of(const uint32_t* lanes) {
-  BitRange range;
-  if (lanes[0] == 0) return range;
-  range.non_finite = lanes[0] >= kNonFiniteTop;
-  if (range.non_finite) {
-    range.top = kHighestBit;
-    range.low = kLowestBit;
-  } else {
-    range.top = static_cast<int>(lanes[0]) - kBias;
-    range.low = kBias - static_cast<int>(std::min(lanes[1], kNonFiniteTop));
-  }
-  // Lanes of an honest peer are inside this range; a corrupted one must not make us index outside
-  // it.
-  range.top = std::clamp(range.top, kLowestBit, kHighestBit);
-  range.low = std::clamp(range.low, kLowestBit, range.top);
-  return range;
-}
 
 // Calls visit(block, position) for every selected position.
 template <typename Visit>
@@ -52,43 +27,18 @@ void measure_ranges(DType dtype, const NonZeros& nonzeros, uint32_t* lanes) {
     const uint64_t stop = next + popcount_range(nonzeros.bitmap, begin, end);
     for (; next < stop; ++next)
       range.include(load_float(dtype, nonzeros.values, next));
-    const bool empty = range.top < range.low;
-    lanes[0] = range.non_finite ? kNonFiniteTop
-               : empty          ? 0
-                                : static_cast<uint32_t>(range.top + kBias);
-    lanes[1] = empty ? 0 : static_cast<uint32_t>(kBias - range.low);
+    write_range(range, lanes);
   }
 }
 
-BlockFormat block_format(const uint32_t* lanes, uint32_t world, double tolerance) {
-  BitRange range = range_of(lanes);
-  const int room = static_cast<int>(ceil_log2(world));
-  int top = range.top;
-  if (tolerance > 0 && !range.non_finite && range.top >= range.low) {
-    // world roundings of half a quantum each must stay below tolerance * 2^top: quantum <= 2^(top +
-    // log2(tolerance) + 1 - log2(world)).
-    const int allowed = top + static_cast<int>(std::floor(std::log2(tolerance))) + 1 - room;
-    if (allowed > range.low) {
-      range.low = std::min(allowed, range.top);
-      ++top;  // rounding up may carry into one more bit
-    }
-  }
-  BlockFormat format;
-  format.fixed = Fixed::holding({top, range.low, range.non_finite}, world);
-  format.narrow = !range.non_finite && top - range.low + 1 + room + 1 <= 32;
-  format.to_quanta = std::ldexp(1.0, -format.fixed.quantum);
-  format.from_quanta = std::ldexp(1.0f, format.fixed.quantum);
-  return format;
-}
-
-Status ReproducibleValues::set_ranges(const uint32_t* lanes, uint64_t count, uint32_t world,
-                                      double tolerance) {
+Status ReproducibleValues::set_ranges(const uint32_t* lanes, uint64_t count,
+                                      const RangeRules& rules) {
   count_ = count;
   blocks_ = ceil_div(count, kRangeBlock);
   ADDEND_TRY(formats_.reserve(blocks_ * sizeof(BlockFormat)));
   auto* formats = formats_.as<BlockFormat>();
   for (uint64_t b = 0; b < blocks_; ++b) {
-    formats[b] = block_format(lanes + b * kRangeLanes, world, tolerance);
+    formats[b] = block_format(lanes + b * kRangeLanes, rules);
   }
   return {};
 }

@@ -10,27 +10,9 @@
 #include "addend/plane.h"
 #include "addend/result.h"
 #include "base/buffer.h"
-#include "codec/exact/fixed.h"
+#include "codec/exact/ranges.h"
 
 namespace addend::exact {
-
-/// Elements that share one format.
-inline constexpr uint64_t kRangeBlock = 1024;
-/// Lanes of the max plane a block has: the highest bit, and the lowest bit turned around so that
-/// max finds it.
-inline constexpr uint64_t kRangeLanes = 2;
-
-/// How a block's values travel.
-struct BlockFormat {
-  Fixed fixed;
-  /// One i32 lane a value instead of fixed.words() i64 lanes.
-  bool narrow = false;
-  double to_quanta = 1;   ///< 2^-quantum
-  float from_quanta = 1;  ///< 2^quantum
-
-  /// One integer holds a value: it may go into a sketch cell.
-  bool single() const { return fixed.words() == 1; }
-};
 
 /// The non-zeros of a gradient: their bitmap and, in index order, their values.
 struct NonZeros {
@@ -42,17 +24,12 @@ struct NonZeros {
 /// Writes the max-plane lanes of every block. `lanes` has kRangeLanes per block.
 void measure_ranges(DType dtype, const NonZeros& nonzeros, uint32_t* lanes);
 
-/// The format of a block, from its (folded) lanes. With tolerance 0 it holds every bit of every
-/// value; otherwise bits below tolerance times the block's largest magnitude may be lost: the error
-/// of a summed element is at most that product.
-BlockFormat block_format(const uint32_t* lanes, uint32_t world, double tolerance);
-
 /// Packs and unpacks the values at selected positions as one i32 plane and one i64 plane, in index
 /// order.
 class ReproducibleValues {
  public:
-  /// Derives the block formats from the folded max plane. `tolerance` as above.
-  Status set_ranges(const uint32_t* lanes, uint64_t count, uint32_t world, double tolerance);
+  /// Derives the block formats from the folded max plane.
+  Status set_ranges(const uint32_t* lanes, uint64_t count, const RangeRules& rules);
 
   /// Packs the selected values of `gradient`. The planes stay valid until the next call.
   Status pack(DType dtype, const void* gradient, const uint64_t* selection);

@@ -37,7 +37,8 @@ class Exchange {
     for (uint32_t w = 0; w < world_; ++w)
       measure(gradients[w], workers[w]);
     for (uint32_t w = 0; w < world_; ++w) {
-      EXPECT_TRUE(workers[w].values.set_ranges(lanes_.data(), count_, world_, tolerance));
+      EXPECT_TRUE(
+          workers[w].values.set_ranges(lanes_.data(), count_, RangeRules::of(world_, tolerance)));
       EXPECT_TRUE(workers[w].values.pack(DType::kF32, gradients[w].data(), union_.data()));
       if (w == 0) continue;
       add<uint32_t>(workers[0].values.narrow_plane(), workers[w].values.narrow_plane());
@@ -116,7 +117,7 @@ BlockFormat format_for(const Floats& values, uint32_t world, double tolerance) {
     set_bit(bitmap.data(), i);
   uint32_t lanes[kRangeLanes];
   measure_ranges(DType::kF32, {bitmap.data(), values.data(), values.size()}, lanes);
-  return block_format(lanes, world, tolerance);
+  return block_format(lanes, RangeRules::of(world, tolerance));
 }
 
 TEST(BlockFormat, IsAsNarrowAsTheBlockAllows) {
@@ -152,7 +153,7 @@ TEST(BlockFormat, GetsNarrowerWithATolerance) {
 
 TEST(BlockFormat, OfAnEmptyBlockIsHarmless) {
   const uint32_t lanes[kRangeLanes] = {0, 0};
-  const BlockFormat format = block_format(lanes, 8, 0.25);
+  const BlockFormat format = block_format(lanes, RangeRules::of(8, 0.25));
   EXPECT_TRUE(format.single());
   EXPECT_TRUE(std::isfinite(format.to_quanta));
 }
@@ -277,13 +278,13 @@ TEST(BlockFormat, OfCorruptedLanesIsStillAFormat) {
       for (const uint32_t world : {1u, 1000u, kMaxWorld}) {
         for (const double tolerance : {0.0, 1e-5, 0.5}) {
           const uint32_t lanes[kRangeLanes] = {high, low};
-          const BlockFormat format = block_format(lanes, world, tolerance);
+          const BlockFormat format = block_format(lanes, RangeRules::of(world, tolerance));
           ASSERT_GE(format.fixed.words(), 1u);
           ASSERT_LE(format.fixed.words(), kMaxFixedWords);
           ASSERT_GE(format.fixed.quantum, kLowestBit);
           ASSERT_LE(format.fixed.quantum, kHighestBit);
           ReproducibleValues values;
-          ASSERT_TRUE(values.set_ranges(lanes, 100, world, tolerance));
+          ASSERT_TRUE(values.set_ranges(lanes, 100, RangeRules::of(world, tolerance)));
           ASSERT_TRUE(values.pack(DType::kF32, gradient.data(), selection.data()));
           std::vector<uint64_t> packed(50);
           values.unpack(DType::kF16, selection.data(), 1, packed.data());

@@ -13,14 +13,6 @@ namespace addend::exact {
 
 Window Window::at(int top, uint32_t world) { return {top, 63 - ceil_log2(world)}; }
 
-bool Window::quanta(float value, int64_t* out) const {
-  const double scaled = static_cast<double>(value) * std::ldexp(1.0, -quantum());
-  if (!(std::fabs(scaled) < std::ldexp(1.0, static_cast<int>(digit_bits))))
-    return false;  // also NaN
-  *out = std::llrint(scaled);
-  return static_cast<double>(*out) == scaled;
-}
-
 int window_quanta(DType dtype, const Window& window, const NonZeros& nonzeros, int64_t* quanta,
                   uint64_t* escaped_words) {
   const double scale = std::ldexp(1.0, -window.quantum());

@@ -12,14 +12,24 @@
 
 namespace addend::exact {
 
+/// Makes the max lane of the largest exponent positive; 0 means that there is none.
+inline constexpr int kTopBias = 256;
+
 /// The shared quantum of float mode.
 struct Window {
   int top = 0;               ///< exponent of the highest bit a value may have
   uint32_t digit_bits = 62;  ///< magnitude bits of one addend
 
-  int quantum() const { return top - static_cast<int>(digit_bits) + 1; }
+  ADDEND_HOST_DEVICE int quantum() const { return top - static_cast<int>(digit_bits) + 1; }
   /// Whether `value` is a whole number of quanta inside the window; stores it if so.
-  bool quanta(float value, int64_t* out) const;
+  ADDEND_HOST_DEVICE bool quanta(float value, int64_t* out) const {
+    const double inverse = power_of_two(-quantum());
+    const double limit = power_of_two(static_cast<int>(digit_bits));
+    const double scaled = static_cast<double>(value) * inverse;
+    if (!(scaled < limit && scaled > -limit)) return false;  // also NaN
+    *out = to_quanta(value, inverse);
+    return static_cast<double>(*out) == scaled;
+  }
 
   static Window at(int top, uint32_t world);
 };
