@@ -3,55 +3,16 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 
 #include "base/bits.h"
 #include "base/simd.h"
-#include "wire/hash.h"
+#include "codec/index/bloom_probe.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "codec/index/bloom.cc"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
-
-// Also for the code of each target, which is compiled from here several times.
-#ifndef ADDEND_BLOOM_PROBES
-#define ADDEND_BLOOM_PROBES
-namespace addend::index {
-namespace {
-
-// The places of one word in the filter. A congruential generator whose start and increment are the
-// two halves of a hash: words that are near each other in one place are not in the next.
-constexpr uint32_t kMultiplier = 0x915F77F5;
-
-struct Probe {
-  uint32_t state, increment;
-
-  Probe(uint64_t seed, uint64_t word) {
-    const uint64_t hash = addend_random(seed, word);
-    state = static_cast<uint32_t>(hash);
-    increment = static_cast<uint32_t>(hash >> 32);
-  }
-  /// The bit of the filter where the word's bit 0 lies.
-  uint64_t bit(uint64_t filter_bits) const { return (uint64_t{state} * filter_bits) >> 32; }
-  void next() { state = state * kMultiplier + increment; }
-};
-
-uint64_t find_word(const BloomShape& shape, const uint64_t* filter, uint64_t word) {
-  const uint64_t bits = shape.words * 64;
-  uint64_t held = ~uint64_t{0};
-  Probe probe(shape.seed, word);
-  for (uint32_t j = 0; j < shape.hashes && held != 0; ++j, probe.next()) {
-    const uint64_t bit = probe.bit(bits);
-    held &= std::rotr(filter[bit / 64], static_cast<int>(bit % 64));
-  }
-  return held;
-}
-
-}  // namespace
-}  // namespace addend::index
-#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace addend::index::HWY_NAMESPACE {
@@ -71,7 +32,7 @@ void find_words(const BloomShape& shape, const uint64_t* HWY_RESTRICT filter, ui
   const hn::RebindToSigned<decltype(d)> di;
   const hn::Repartition<uint32_t, decltype(d)> d32;
   const uint64_t n = hn::Lanes(d);
-  const auto low_half = hn::Set(d, 0xFFFFFFFFu), multiplier = hn::Set(d, kMultiplier);
+  const auto low_half = hn::Set(d, 0xFFFFFFFFu), multiplier = hn::Set(d, BloomProbe::kMultiplier);
   const auto filter_words = hn::Set(d, shape.words), rotation = hn::Set(d, 63);
   const auto multiply = [&](Words a, Words b) HWY_ATTR {
     return hn::MulEven(hn::BitCast(d32, a), hn::BitCast(d32, b));
@@ -105,7 +66,7 @@ void find_words(const BloomShape& shape, const uint64_t* HWY_RESTRICT filter, ui
     hn::StoreU(held_b, d, bitmap + w + n);
   }
   for (; w < words; ++w)
-    bitmap[w] = find_word(shape, filter, w);
+    bitmap[w] = bloom_word(shape, filter, w);
 }
 
 }  // namespace
@@ -139,10 +100,10 @@ void bloom_insert(const BloomShape& shape, const uint64_t* bitmap, uint64_t bitm
   std::fill_n(filter, shape.words, 0);
   for (uint64_t w = 0; w < bitmap_words; ++w) {
     if (bitmap[w] == 0) continue;
-    Probe probe(shape.seed, w);
+    BloomProbe probe(shape.seed, w);
     for (uint32_t j = 0; j < shape.hashes; ++j, probe.next()) {
       const uint64_t bit = probe.bit(shape.words * 64);
-      filter[bit / 64] |= std::rotl(bitmap[w], static_cast<int>(bit % 64));
+      filter[bit / 64] |= rotated_left(bitmap[w], bit % 64);
     }
   }
 }
@@ -154,15 +115,14 @@ void bloom_find(const BloomShape& shape, const uint64_t* filter, uint64_t bitmap
     return;
   }
   for (uint64_t w = 0; w < bitmap_words; ++w)
-    bitmap[w] = find_word(shape, filter, w);
+    bitmap[w] = bloom_word(shape, filter, w);
 }
 
 // A position that was not put in passes with the probability fill^hashes, so of n that were put in
 // found = n + (count - n) * passing. No libm: all workers must come to the same figure.
-double bloom_false(const BloomShape& shape, const uint64_t* filter, uint64_t count,
-                   uint64_t found) {
+double bloom_false(const BloomShape& shape, uint64_t set, uint64_t count, uint64_t found) {
   const auto bits = static_cast<double>(shape.words * 64);
-  const double fill = static_cast<double>(popcount({filter, shape.words})) / bits;
+  const double fill = static_cast<double>(set) / bits;
   double passing = 1;
   for (uint32_t j = 0; j < shape.hashes; ++j)
     passing *= fill;

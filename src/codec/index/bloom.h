@@ -38,8 +38,8 @@ void bloom_insert(const BloomShape& shape, const uint64_t* bitmap, uint64_t bitm
 void bloom_find(const BloomShape& shape, const uint64_t* filter, uint64_t bitmap_words,
                 uint64_t* bitmap);
 
-/// Of `found` positions, how many are false ones as far as the filter's fill tells: a function of
-/// the filter alone.
-double bloom_false(const BloomShape& shape, const uint64_t* filter, uint64_t count, uint64_t found);
+/// Of `found` positions, how many are false ones as far as the filter's fill tells, that is the
+/// bits of it that are set: a function of the filter alone.
+double bloom_false(const BloomShape& shape, uint64_t set, uint64_t count, uint64_t found);
 
 }  // namespace addend::index

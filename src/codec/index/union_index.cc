@@ -204,7 +204,7 @@ Status UnionIndex::open_filter(const BloomShape& shape, Round& round) {
 double UnionIndex::close_filter() {
   bloom_find(shape_, filter_.as<uint64_t>(), words(), bitmap());
   close_bitmap();
-  return bloom_false(shape_, filter_.as<uint64_t>(), count_, size_);
+  return bloom_false(shape_, popcount({filter_.as<uint64_t>(), shape_.words}), count_, size_);
 }
 
 Status UnionIndex::open_found(Round& round) {
