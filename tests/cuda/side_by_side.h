@@ -207,6 +207,8 @@ class Twins {
     EXPECT_TRUE(there_->scale_residual(factor));
   }
 
+  const Report& report() const { return host_->report(); }
+
   Bytes finish() {
     Bytes poisoned(bytes_, 0xEE);
     Bytes& to = how_.elsewhere ? poisoned : gradient_;
@@ -223,6 +225,9 @@ class Twins {
     EXPECT_EQ(a.union_nonzeros, b.union_nonzeros);
     EXPECT_EQ(a.mode, b.mode);
     EXPECT_EQ(a.fallback, b.fallback);
+    EXPECT_EQ(a.escaped_values, b.escaped_values);
+    EXPECT_EQ(a.cells, b.cells);
+    EXPECT_EQ(a.stuck_keys, b.stuck_keys);
     return to;
   }
 

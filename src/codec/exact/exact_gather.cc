@@ -34,20 +34,11 @@ Status ExactCodec::open_sizes(Round& round) {
 }
 
 Result<bool> ExactCodec::close_sizes(Round& round) {
-  const auto* sizes = sizes_.as<uint64_t>();
   const uint32_t own = layout().worker;
-  // No message is longer: an index has at most a byte an element, and one more.
-  const uint64_t most = 4 + layout().count;
-  bounds_[0] = most_own_ = 0;
-  for (uint32_t w = 0; w < layout().world; ++w) {
-    if (sizes[w] > most || (w == own && sizes[w] != own_size_)) {
-      return make_error(Errc::kUndecodable, "the sum says that worker " + std::to_string(w) +
-                                                " has a message of " + std::to_string(sizes[w]) +
-                                                " lanes");
-    }
-    bounds_[w + 1] = bounds_[w] + sizes[w];
-    most_own_ = std::max(most_own_, sizes[w]);
-  }
+  const Result<uint64_t> most =
+      bound_messages({sizes_.as<uint64_t>(), layout().world}, layout(), own_size_, bounds_);
+  ADDEND_TRY(most);
+  most_own_ = *most;
   waiting_ = Waiting::kMessages;
   const uint64_t lanes = bounds_.back();
   if (lanes == 0) return close_messages();

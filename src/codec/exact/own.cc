@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <string>
 
 #include "base/bits.h"
 #include "codec/convert.h"
@@ -70,12 +71,30 @@ bool take(const uint8_t*& at, const uint8_t* end, uint64_t& number) {
   return false;
 }
 
+}  // namespace
+
 Error no_message() {
   return make_error(Errc::kUndecodable,
                     "what came from a worker is no list of non-zeros: an adder altered it");
 }
 
-}  // namespace
+Result<uint64_t> bound_messages(std::span<const uint64_t> sizes, const Layout& layout, uint64_t own,
+                                std::vector<uint64_t>& bounds) {
+  // No message is longer: an index has at most a byte an element, and one more.
+  const uint64_t most = 4 + layout.count;
+  uint64_t longest = 0;
+  bounds.assign(1, 0);
+  for (uint32_t w = 0; w < layout.world; ++w) {
+    if (sizes[w] > most || (w == layout.worker && sizes[w] != own)) {
+      return make_error(Errc::kUndecodable, "the sum says that worker " + std::to_string(w) +
+                                                " has a message of " + std::to_string(sizes[w]) +
+                                                " lanes");
+    }
+    bounds.push_back(bounds.back() + sizes[w]);
+    longest = std::max(longest, sizes[w]);
+  }
+  return longest;
+}
 
 uint64_t own_lanes(const NonZeros& own, uint64_t nonzeros, uint32_t width) {
   if (nonzeros == 0) return 0;

@@ -4,7 +4,10 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <vector>
 
+#include "addend/codec.h"
 #include "addend/plane.h"
 #include "addend/result.h"
 #include "codec/exact/reproducible.h"
@@ -23,6 +26,14 @@ uint64_t own_lanes(const NonZeros& own, uint64_t nonzeros, uint32_t width);
 
 /// Writes it, with the values times scale. REQUIRES: room for own_lanes(...), all zero.
 void write_own(const NonZeros& own, uint64_t nonzeros, DType dtype, float scale, uint64_t* lanes);
+
+/// Lanes of all workers' messages, as they were summed, as bounds of the messages' plane; returns
+/// those of the longest. `own` is this worker's.
+Result<uint64_t> bound_messages(std::span<const uint64_t> sizes, const Layout& layout, uint64_t own,
+                                std::vector<uint64_t>& bounds);
+
+/// What a codec says of lanes that are no message.
+Error no_message();
 
 /// A message that was found to be one.
 class OwnMessage {

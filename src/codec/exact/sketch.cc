@@ -319,9 +319,13 @@ Status Sketch::settle(const SketchShape& shape, const int64_t* stuck_values, uin
 Status Sketch::check_zero(const SketchShape& shape, const uint64_t* cells) {
   const uint64_t total = shape.lanes_total();
   const auto zeros = static_cast<uint64_t>(std::count(cells, cells + total, uint64_t{0}));
-  if (zeros == total) return {};
-  return make_error(Errc::kUndecodable, "after peeling, " + std::to_string(total - zeros) + " of " +
-                                            std::to_string(total) +
+  return check_zeros(shape, total - zeros);
+}
+
+Status Sketch::check_zeros(const SketchShape& shape, uint64_t others) {
+  if (others == 0) return {};
+  return make_error(Errc::kUndecodable, "after peeling, " + std::to_string(others) + " of " +
+                                            std::to_string(shape.lanes_total()) +
                                             " sketch counters are not zero: the cells and the "
                                             "index that came back do not belong together");
 }

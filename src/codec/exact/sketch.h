@@ -10,6 +10,7 @@
 
 #include "addend/result.h"
 #include "base/buffer.h"
+#include "wire/half.h"
 
 namespace addend::exact {
 
@@ -25,8 +26,8 @@ struct SketchShape {
   uint32_t words = 1;       ///< i64 lanes a cell
   uint32_t starts = 1;      ///< segments at which keys begin; 1 unless hashes is 8
 
-  uint64_t segments() const { return uint64_t{hashes} - 1 + starts; }
-  uint64_t chunk_cells() const { return segments() * table_rows * lanes; }
+  ADDEND_HOST_DEVICE uint64_t segments() const { return uint64_t{hashes} - 1 + starts; }
+  ADDEND_HOST_DEVICE uint64_t chunk_cells() const { return segments() * table_rows * lanes; }
   uint64_t cells() const { return chunk_cells() * chunks; }
   uint64_t lanes_total() const { return cells() * words; }
 
@@ -74,6 +75,8 @@ class Sketch {
 
   /// The check that settle ends with.
   static Status check_zero(const SketchShape& shape, const uint64_t* cells);
+  /// The same, where somebody has counted the cells that are not zero.
+  static Status check_zeros(const SketchShape& shape, uint64_t others);
 
   uint64_t memory_bytes() const;
 

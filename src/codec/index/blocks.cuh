@@ -272,19 +272,6 @@ __global__ void __launch_bounds__(kThreads) clear_kernel(TwoLevelCall c) {
     c.elements[w] = c.local_elements[w] = 0;
 }
 
-/// `bits` of n elements from bit `at` on. By one lane.
-__device__ inline void put_bits(uint64_t* to, uint64_t at, uint32_t n, uint32_t bits) {
-  auto* words = reinterpret_cast<uint32_t*>(to);
-  const auto shift = static_cast<uint32_t>(at % 32);
-  if (shift == 0 && n == 32) {
-    words[at / 32] = bits;
-    return;
-  }
-  if (bits << shift != 0) atomicOr(words + at / 32, bits << shift);
-  if (shift + n > 32 && bits >> (32 - shift) != 0)
-    atomicOr(words + at / 32 + 1, bits >> (32 - shift));
-}
-
 template <typename T>
 __global__ void __launch_bounds__(kThreads) mark_kernel(TwoLevelCall c) {
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;

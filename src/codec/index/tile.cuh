@@ -57,6 +57,19 @@ __device__ inline uint64_t sum_in_block(uint64_t value, uint64_t* total) {
   return value + (warp == 0 ? 0 : below);
 }
 
+/// Writes n bits from bit `at` of zeros on. By one lane.
+__device__ inline void put_bits(uint64_t* to, uint64_t at, uint32_t n, uint32_t bits) {
+  auto* words = reinterpret_cast<uint32_t*>(to);
+  const auto shift = static_cast<uint32_t>(at % 32);
+  if (shift == 0 && n == 32) {
+    words[at / 32] = bits;
+    return;
+  }
+  if (bits << shift != 0) atomicOr(words + at / 32, bits << shift);
+  if (shift + n > 32 && bits >> (32 - shift) != 0)
+    atomicOr(words + at / 32 + 1, bits >> (32 - shift));
+}
+
 /// Bit i of the result is bit i / 2 of `word`, for even i.
 __device__ inline uint64_t spread(uint32_t word) {
   uint64_t x = word;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Floats over the positions of a union: UnionIndex::gather, gather_floats and put_floats. A warp
-// has a tile; its rows of 32 positions are visited where the union has some, a lane a position.
+// has a tile.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include "codec/index/tile.cuh"
+#include "codec/index/counted.cuh"
 #include "codec/index/union_kernels.h"
 #include "cuda/launch.cuh"
 #include "cuda/part.cuh"
@@ -15,10 +15,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr uint32_t kWarps = kThreads / 32;
-
-__device__ inline uint64_t rank_of_tile(const CountedUnion& u, uint64_t t) {
-  return u.bases[t * tile_elements(u.width) / kGroupBits] + u.offsets[t];
-}
 
 /// Positions of the union below `at`.
 __device__ inline uint64_t rank_of(const CountedUnion& u, uint64_t at) {
@@ -40,30 +36,6 @@ __global__ void __launch_bounds__(kThreads) segment_kernel(SegmentCall c) {
   if (threadIdx.x == 0) cuda::send(c.mail, c.sequence);
 }
 
-/// Calls visit(position, rank), for all positions of the union, by the lanes of a warp.
-template <typename Visit>
-__device__ inline void for_each_position(const CountedUnion& u, const Visit& visit) {
-  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const auto* words = reinterpret_cast<const uint32_t*>(u.bitmap);
-  const uint64_t tile = tile_elements(u.width), all = 2 * words_for(u.count);
-  for (uint64_t t = uint64_t{blockIdx.x} * kWarps + warp; t * tile < u.count;
-       t += uint64_t{gridDim.x} * kWarps) {
-    uint64_t first = rank_of_tile(u, t);
-    for (uint64_t base = t * tile / 32; base < (t + 1) * tile / 32; base += 32) {
-      const uint32_t word = base + lane < all ? words[base + lane] : 0;
-      const uint32_t end = sum_up_to(ones(word), lane);
-      for (uint32_t rows = __ballot_sync(kAll, word != 0); rows != 0; rows &= rows - 1) {
-        const uint32_t row = lowest(rows);
-        const uint32_t bits = __shfl_sync(kAll, word, row);
-        const uint32_t before = __shfl_sync(kAll, end - ones(word), row);
-        if ((bits >> lane & 1) != 0)
-          visit((base + row) * 32 + lane, first + before + ones(bits & ((1u << lane) - 1)));
-      }
-      first += __shfl_sync(kAll, end, 31);
-    }
-  }
-}
-
 template <DType kType>
 __device__ inline float element(const void* gradient, uint64_t i) {
   if constexpr (kType == DType::kF32) return static_cast<const float*>(gradient)[i];
@@ -74,7 +46,7 @@ __device__ inline float element(const void* gradient, uint64_t i) {
 template <DType kType>
 __global__ void __launch_bounds__(kThreads) gather_kernel(GatherCall c) {
   const bool raw = c.raw || c.of.totals->raw;
-  for_each_position(c.of, [&](uint64_t i, uint64_t rank) {
+  for_each_position<kWarps>(c.of, [&](uint64_t i, uint64_t rank) {
     float x = element<kType>(c.gradient, i);
     if (!raw && x == 0) x = 0.0f;
     if (c.residual != nullptr) {
@@ -88,7 +60,7 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(GatherCall c) {
 
 __global__ void __launch_bounds__(kThreads)
     put_kernel(CountedUnion u, const float* values, float* array) {
-  for_each_position(u, [&](uint64_t i, uint64_t rank) { array[i] = values[rank]; });
+  for_each_position<kWarps>(u, [&](uint64_t i, uint64_t rank) { array[i] = values[rank]; });
 }
 
 // ---- launches
