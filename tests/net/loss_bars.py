@@ -22,8 +22,8 @@ LOSSES = {0: 0.0, 1000: 0.85, 10000: 0.5}  # a million, and the bar
 # Round trip in milliseconds: sizes and steps of a run of each. Steps of few datagrams differ most.
 SHORT = {0.2: {256 * KIB: 200}, 2: {256 * KIB: 200, 8 * MIB: 5}, 20: {256 * KIB: 40}}
 FULL = {
-    0.2: {256 * KIB: 200, 8 * MIB: 10, 64 * MIB: 2},
-    2: {256 * KIB: 200, 8 * MIB: 10, 64 * MIB: 2},
+    0.2: {256 * KIB: 200, 8 * MIB: 40, 64 * MIB: 10},
+    2: {256 * KIB: 200, 8 * MIB: 20, 64 * MIB: 5},
     20: {256 * KIB: 60, 8 * MIB: 5, 64 * MIB: 2},
     80: {256 * KIB: 30, 8 * MIB: 3, 64 * MIB: 1},
 }
@@ -83,8 +83,8 @@ def main() -> int:
     parser.add_argument("bad_wire")
     parser.add_argument("--full", action="store_true", help="every round trip and size")
     parser.add_argument("--pairs", type=int, default=5, help="runs with and without each loss")
-    parser.add_argument("--ms", type=float, nargs="+", help="these round trips only")
-    parser.add_argument("--kib", type=int, nargs="+", help="these sizes only")
+    parser.add_argument("--ms", type=float, nargs="+", help="these round trips only (0.2 2 20 80)")
+    parser.add_argument("--kib", type=int, nargs="+", help="these sizes only (256 8192 65536)")
     arguments = parser.parse_args()
     reason = why_not()
     if reason is not None:

@@ -57,8 +57,16 @@ TEST(Loss, CostsLittleInSmallDenseSteps) { expect_bars({"dense 256 KiB", {1, 187
 TEST(Loss, CostsLittleInSparseSteps) { expect_bars({"exact 8 MiB", {1, 149, 300}, 20}, 2); }
 TEST(Loss, CostsLittleInDenseSteps) { expect_bars({"dense 8 MiB", {1, 5958}, 2}, 2); }
 
+// Rounds of a few turns of all slots, each of which loses something.
+const Load kFewTurns{"exact 64 MiB", {1, 1192, 2400}, 6};
+TEST(Loss, CostsLittleInRoundsOfAFewTurns) {
+  for (const uint64_t round_trip_ns : {2'000'000u, 20'000'000u})
+    expect_bars(kFewTurns, 2, round_trip_ns);
+}
+
 TEST(Loss, CostsLittleWhereARoundFillsThePath) {
   expect_bars({"dense 256 KiB", {1, 187}, 30}, 4, 2'000'000, 0.5);
+  expect_bars(kFewTurns, 2, 20'000'000, 0.2);
 }
 
 // Timeouts used to learn from waits for what others had lost, and waits to grow with them.
@@ -131,6 +139,14 @@ TEST(Loss, MakesABusyAggregatorLittleWork) {
               none.seconds / lossy.seconds);
   EXPECT_LT(lossy.again, 0.12);
   EXPECT_GT(none.seconds / lossy.seconds, 0.8);
+}
+
+// Workers sent the lowest of what each of them had read at a time, so one slot that was behind put
+// them in other orders, and whatever it brought looked overtaken.
+TEST(Loss, IsSeenOnceWhereWorkersReadSeveralResultsAtATime) {
+  Link link{200'000, 0.001, 10, 0, 1000};
+  link.nap_ns = 150'000;
+  EXPECT_LT(run({"dense 32 MiB", {1, 23831}, 2}, 2, link).again, 0.008);
 }
 
 // What is asked for again before it can come back is never at its first try, by which round trips

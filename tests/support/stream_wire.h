@@ -37,6 +37,7 @@ struct Link {
   uint64_t serve_ns = 0;   // that each datagram, of all links, takes the aggregator
   uint64_t away_ns = 0;    // that the aggregator's core works, and then as long for somebody else
   uint64_t burst_ns = 0;   // for which a loss goes on, as where a queue is full
+  uint64_t nap_ns = 0;     // how often a worker looks what has come, each at another time
 };
 
 /// What a job does about workers that do not come.
@@ -258,7 +259,14 @@ class Wire {
       std::memcpy(&sum, arrival.sums.data(), sizeof(sum));
       ASSERT_EQ(sum, expected) << "seed " << seed_ << " chunk " << arrival.number;
     }
-    drive(worker);
+    if (link_.nap_ns == 0) return drive(worker);
+    if (std::exchange(napping_[worker], true)) return;
+    const uint64_t phase_ns = link_.nap_ns * worker / streams_.size();
+    const uint64_t naps = (now_ns_ + link_.nap_ns - phase_ns) / link_.nap_ns;
+    at(naps * link_.nap_ns + phase_ns, [this, worker] {
+      napping_[worker] = false;
+      drive(worker);
+    });
   }
 
   uint64_t seed_, draws_ = 0, now_ns_ = 0, events_made_ = 0, sent_ = 0, served_ns_ = 0;
@@ -272,6 +280,7 @@ class Wire {
   std::vector<uint64_t> up_, down_, lag_ns_;
   std::map<Moment, std::function<void()>> events_;
   std::map<uint32_t, uint64_t> timers_;
+  std::map<uint32_t, bool> napping_;
   std::map<const uint64_t*, uint64_t> lost_until_ns_;  // by link and direction
   std::vector<uint64_t> rounds_;                       // of the step
   std::vector<std::size_t> round_;  // that each worker is in; rounds_.size(): none

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 namespace addend::service_client {
 
@@ -54,6 +55,15 @@ class Pace {
     return since_loss_ < kRemembered && least_ns() >= kLongPathNs &&
            smoothed_ns_ <= least_ns() + least_ns() / 2;
   }
+  /// How long after a chunk its copy is sent: a loss then costs that much of a round trip.
+  uint64_t copy_ns() const { return quarter_ns() / 2; }
+  /// Whether what came back so long after it was sent may be the answer to its copy.
+  bool is_of_copy(uint64_t elapsed_ns) const { return elapsed_ns >= least_ns() + copy_ns(); }
+  /// Whether there is room for two of everything as well: no window has of late taken longer than
+  /// what a round trip leaves idle. The first results of one come early, on a slow path too.
+  bool has_room() const {
+    return std::max(most_ns_, earlier_most_ns_) <= least_ns() + least_ns() / 2;
+  }
   void lost() { since_loss_ = 0; }
 
   /// What the path takes, as probes found before there was a chunk.
@@ -76,6 +86,8 @@ class Pace {
         std::max(round_trip_ns, smoothed_ns_) - std::min(round_trip_ns, smoothed_ns_);
     deviation_ns_ = (deviation_ns_ * 3 + off) / 4;
     smoothed_ns_ = (smoothed_ns_ * 7 + round_trip_ns) / 8;
+    if (++measured_ % kWindows == 0) earlier_most_ns_ = std::exchange(most_ns_, 0);
+    most_ns_ = std::max(most_ns_, smoothed_ns_);
   }
   /// A chunk came back.
   void progressed() {
@@ -95,13 +107,14 @@ class Pace {
 
   static constexpr uint64_t kLongPathNs = 1'000'000;
   static constexpr uint64_t kLateNs = 5'000'000'000;
-  // Chunks for which a loss counts, and a swap.
-  static constexpr uint64_t kRemembered = 4096, kInOrder = 1024;
+  // Chunks for which a loss counts, a swap, and a long round trip.
+  static constexpr uint64_t kRemembered = 4096, kInOrder = 1024, kWindows = 1024;
 
   uint32_t most_, window_;
   uint64_t smoothed_ns_ = 0, deviation_ns_ = 0;
   uint64_t least_ns_ = ~uint64_t{0}, since_ns_ = 0;  // the least, and since when
   uint64_t earlier_least_ns_ = ~uint64_t{0};         // that of the time before
+  uint64_t measured_ = 0, most_ns_ = 0, earlier_most_ns_ = 0;
   uint64_t since_loss_ = kRemembered, in_order_ = 0;
 };
 

@@ -135,5 +135,27 @@ TEST(Pace, CopiesAreForLongPathsThatLoseAndAreNotFull) {
   EXPECT_FALSE(pace.copies());
 }
 
+TEST(Pace, ACopyGoesAnEighthOfARoundTripLater) {
+  Pace pace(512);
+  pace.expect(4'000'000);
+  EXPECT_EQ(pace.copy_ns(), 500'000u);
+  EXPECT_FALSE(pace.is_of_copy(4'499'999));  // the first try's answer, late
+  EXPECT_TRUE(pace.is_of_copy(4'500'000));
+}
+
+TEST(Pace, ThereIsRoomForTwoOfEverythingWhereWholeWindowsWereShortOfLate) {
+  Pace pace(512);
+  pace.expect(4'000'000);
+  EXPECT_TRUE(pace.has_room());
+  for (int i = 0; i < 20; ++i)
+    pace.measured(9'000'000, 0);  // the end of a window
+  for (int i = 0; i < 1000; ++i)
+    pace.measured(4'000'000, 0);
+  EXPECT_FALSE(pace.has_room());
+  for (int i = 0; i < 2048; ++i)
+    pace.measured(4'000'000, 0);
+  EXPECT_TRUE(pace.has_room());
+}
+
 }  // namespace
 }  // namespace addend::service_client

@@ -13,7 +13,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
 
 #include "base/assert.h"
 #include "reduce/service/chunks.h"
@@ -29,6 +28,8 @@ constexpr uint64_t kReorder = 3;
 constexpr std::size_t kAsked = 8, kMoreAsked = 4;
 // Turns behind the first slot at which one is what the end of the round will wait for.
 constexpr uint64_t kFarBehind = 2;
+// Turns before the end of a round of which one more is much.
+constexpr uint64_t kFewTurns = 8;
 // Timeouts in a row, each twice as long as the one before, that no lost frame explains.
 constexpr uint32_t kLongSilence = 4;
 
@@ -77,43 +78,41 @@ Status Stream::enter(const EpochView& view) {
       fresh_.push_back(s);
       ++outstanding_;
     } else if (number_of(s) < end_) {
-      make_idle(s);
+      idle_.push_back(number_of(s));
     }
   }
+  std::sort(idle_.begin(), idle_.end());
   return {};
 }
 
 uint64_t Stream::extend(uint64_t chunks) {
   const uint64_t first = end_;
   // A slot whose next chunk is among the new ones had none before.
-  for (uint32_t s = 0; s < slots_; ++s) {
-    const uint64_t number = number_of(s);
-    if (!states_[s].busy() && number >= first && number < first + chunks) make_idle(s);
+  for (uint64_t number = first; number < first + std::min<uint64_t>(chunks, slots_); ++number) {
+    const auto slot = static_cast<uint32_t>(number % slots_);
+    if (!states_[slot].busy() && number == number_of(slot)) idle_.push_back(number);
   }
   end_ += chunks;
   missing_ += chunks;
   return first;
 }
 
-void Stream::make_idle(uint32_t slot) {
-  idle_.push_back(number_of(slot));
-  std::push_heap(idle_.begin(), idle_.end(), std::greater<>());
-}
-
-// In the order of the stream, which all workers share: what comes back out of that order waits for
-// something that was lost. The lowest chunk of all may go beyond the window: every worker that has
-// not finished it has it in flight then, so workers with narrow windows cannot wait for each other
-// for ever.
+// In the order of results, which is that in which the server sent them and so the same for all
+// workers, however many they read at a time and however wide their windows are: what comes back out
+// of that order waits for something that was lost. The lowest chunk of all may go beyond the
+// window: every worker that has not finished it has it in flight then, so workers with narrow
+// windows cannot wait for each other for ever.
 bool Stream::next(uint64_t& number) {
   if (idle_.empty()) return false;
+  auto chosen = idle_.begin();
   if (outstanding_ >= pace_.window()) {
+    chosen = std::min_element(idle_.begin(), idle_.end());
     for (uint32_t s = 0; s < slots_; ++s) {
-      if (states_[s].busy() && number_in_flight(s) < idle_.front()) return false;
+      if (states_[s].busy() && number_in_flight(s) < *chosen) return false;
     }
   }
-  number = idle_.front();
-  std::pop_heap(idle_.begin(), idle_.end(), std::greater<>());
-  idle_.pop_back();
+  number = *chosen;
+  idle_.erase(chosen);
   return true;
 }
 
@@ -209,7 +208,9 @@ void Stream::send_overtaken(uint64_t now_ns) {
       if (state.overtaken_ns == 0) state.overtaken_ns = now_ns;
       const uint64_t lost_ns = state.overtaken_ns + pace_.overtaken_ns();
       if (now_ns >= lost_ns) {
-        pace_.lost();
+        // Its answer tells whether it was lost or only swapped, unless that may be its copy's.
+        if (state.copied) pace_.lost();
+        state.in_doubt = !state.copied;
         send(slot, now_ns);
       } else {
         next_overtaken_ns_ = std::min(next_overtaken_ns_, lost_ns);
@@ -219,17 +220,32 @@ void Stream::send_overtaken(uint64_t now_ns) {
   }
 }
 
-// What everything will wait for: the last turn of each slot, after which the link is idle, and
-// slots that losses have put far behind.
+// A slot's turns follow one another, so those that have most of them left hold up the round. Slots
+// below this number have; one that lost something is alone with that for as long as it is behind.
+uint64_t Stream::end_of_longest_way() const {
+  uint64_t lowest = end_ - 1;
+  for (const uint64_t number : idle_)
+    lowest = std::min(lowest, number);
+  for (uint32_t slot = 0; slot < slots_; ++slot) {
+    if (states_[slot].busy()) lowest = std::min(lowest, number_in_flight(slot));
+  }
+  const uint64_t turns_behind = (end_ - 1 - lowest) / slots_;
+  return turns_behind < kFewTurns ? end_ - turns_behind * slots_ : 0;
+}
+
+// What everything will wait for: the last turn of each slot, after which the link is idle, slots
+// that losses have put far behind, and near the end those that will be the last.
 void Stream::send_copies(uint64_t now_ns) {
   next_copy_ns_ = ~uint64_t{0};
-  if (!pace_.copies()) return;
+  if (!pace_.copies() || outstanding_ == 0) return;
+  const uint64_t longest_way = pace_.has_room() ? end_of_longest_way() : 0;
   for (uint32_t slot = 0; slot < slots_; ++slot) {
     Slot& state = states_[slot];
     if (!state.busy() || state.tries == 0 || state.copied) continue;
     const uint64_t number = number_in_flight(slot);
-    if (number + slots_ < end_ && number + kFarBehind * slots_ >= highest_) continue;
-    const uint64_t due_ns = state.sent_ns + pace_.reorder_ns();
+    const bool far_behind = number + kFarBehind * slots_ < highest_;
+    if (number + slots_ < end_ && !far_behind && number >= longest_way) continue;
+    const uint64_t due_ns = state.sent_ns + pace_.copy_ns();
     if (now_ns < due_ns) {
       next_copy_ns_ = std::min(next_copy_ns_, due_ns);
       continue;
@@ -329,17 +345,23 @@ Stream::Verdict Stream::accept(const addend_frame_header& header, std::span<cons
                                uint64_t now_ns, Arrival& arrival) {
   Slot& state = states_[header.slot];
   // Of a chunk that was sent twice nobody knows which one was answered, unless it was too soon for
-  // the second.
+  // the second, or too late for the first.
+  const uint64_t elapsed_ns = now_ns - state.sent_ns;
   if (state.tries == 1) {
     if (!overtaken(header.slot))
-      pace_.measured(now_ns - state.sent_ns, now_ns);
+      pace_.measured(elapsed_ns, now_ns);
+    else if (state.copied && pace_.is_of_copy(elapsed_ns))
+      pace_.lost();
     else
       pace_.swapped();
     latest_back(header.slot) = std::max(latest_back(header.slot), state.order);
     in_need_ = 0;
-  } else if (pace_.is_too_soon(now_ns - state.sent_ns)) {
+  } else if (state.in_doubt && pace_.is_too_soon(elapsed_ns)) {
     pace_.swapped();
+  } else if (state.in_doubt) {
+    pace_.lost();
   }
+  state.in_doubt = false;
   pace_.progressed();
   progress_ns_ = now_ns;
   silences_ = 0;
@@ -351,7 +373,7 @@ Stream::Verdict Stream::accept(const addend_frame_header& header, std::span<cons
       fresh_.push_back(header.slot);
     } else {
       --outstanding_;
-      if (number_of(header.slot) < end_) make_idle(header.slot);
+      if (number_of(header.slot) < end_) idle_.push_back(number_of(header.slot));
     }
     return Verdict::kIgnored;
   }
@@ -360,7 +382,7 @@ Stream::Verdict Stream::accept(const addend_frame_header& header, std::span<cons
   ++positions_[header.slot];
   --outstanding_;
   --missing_;
-  if (number_of(header.slot) < end_) make_idle(header.slot);
+  if (number_of(header.slot) < end_) idle_.push_back(number_of(header.slot));
   return Verdict::kArrived;
 }
 

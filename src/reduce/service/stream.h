@@ -10,6 +10,7 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <span>
 #include <vector>
 
@@ -103,6 +104,7 @@ class Stream {
     uint32_t tries = 0;          // of what is in flight
     uint64_t sent_ns = 0, order = 0;
     bool copied = false;        // sent twice this time
+    bool in_doubt = false;      // sent again because it was overtaken
     uint64_t overtaken_ns = 0;  // when later ones were first seen to have come back; 0: not yet
     std::array<uint16_t, 2> length{};
     std::array<uint8_t, 2> op{}, table{};
@@ -127,10 +129,10 @@ class Stream {
     return latest_back_[uint64_t{slot} * view_.threads / slots_];
   }
   bool overtaken(uint32_t slot);
-  void make_idle(uint32_t slot);
   void send(uint32_t slot, uint64_t now_ns);
   void put(uint32_t slot, uint8_t resent);
   void send_overtaken(uint64_t now_ns);
+  uint64_t end_of_longest_way() const;
   void send_copies(uint64_t now_ns);
   void ask_again(uint64_t now_ns);
   uint64_t ask_after_ns() const;
@@ -149,12 +151,12 @@ class Stream {
   EpochView view_;
   Pace pace_;
 
-  uint64_t end_ = 0;            // chunks of the stream so far
-  uint64_t missing_ = 0;        // of them, those that have not come back
-  uint64_t highest_ = 0;        // number of a chunk that was added
-  std::vector<uint64_t> idle_;  // chunks to add, a heap with the lowest first
-  uint64_t outstanding_ = 0;    // slots in flight, those of `again` included
-  uint64_t order_ = 0;          // of sending
+  uint64_t end_ = 0;           // chunks of the stream so far
+  uint64_t missing_ = 0;       // of them, those that have not come back
+  uint64_t highest_ = 0;       // number of a chunk that was added
+  std::deque<uint64_t> idle_;  // chunks to add, in the order in which their slots became free
+  uint64_t outstanding_ = 0;   // slots in flight, those of `again` included
+  uint64_t order_ = 0;         // of sending
   // By thread, the latest in that order that came back, at its first try.
   std::array<uint64_t, ADDEND_CONTROL_MAX_THREADS> latest_back_{};
   uint64_t oldest_ns_ = 0;                     // when the oldest that is in flight was sent
