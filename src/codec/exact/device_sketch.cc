@@ -97,8 +97,9 @@ Status DeviceSketch::peel(const index::CountedUnion& all, uint64_t keys) {
   ADDEND_TRY(ends_.reserve(uint64_t{shape_.chunks} * 8));
   ADDEND_TRY(stuck_.reserve(width(), layout_.count));
   uint32_t ctas = 0;
-  ADDEND_TRY(device_.check(kernels_->peel_ctas(shape_, &ctas), "asking for room"));
-  ADDEND_TRY(workspace_.reserve(ctas * peel_workspace(shape_) * sizeof(uint32_t)));
+  bool in_shared = false;
+  ADDEND_TRY(device_.check(kernels_->peel_ctas(shape_, &ctas, &in_shared), "asking for room"));
+  ADDEND_TRY(workspace_.reserve(ctas * peel_workspace(shape_, in_shared) * sizeof(uint32_t)));
   const PeelCall call{shape_,
                       by_formats() ? keys_.counted() : all,
                       cells_.as<uint64_t>(),
@@ -109,6 +110,7 @@ Status DeviceSketch::peel(const index::CountedUnion& all, uint64_t keys) {
                       slots_.as<SketchKey>(),
                       workspace_.as<uint32_t>(),
                       ctas,
+                      in_shared,
                       found_.as<uint64_t>(),
                       peeled_.address(),
                       peeled_.expect()};

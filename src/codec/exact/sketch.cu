@@ -275,14 +275,13 @@ struct Chunk {
 
 __device__ inline void peel_chunk(const PeelCall& c, uint32_t k, uint32_t* tail) {
   const uint64_t size = c.shape.chunk_cells();
-  uint32_t* own = c.workspace + blockIdx.x * peel_workspace(c.shape);
-  const bool in_shared = counts_in_shared(c.shape);
+  uint32_t* own = c.workspace + blockIdx.x * peel_workspace(c.shape, c.counts_in_shared);
   const Chunk chunk{c.shape,
                     c.cells + k * size,
                     c.slots + c.starts[k],
                     static_cast<uint32_t>(c.starts[k + 1] - c.starts[k]),
-                    in_shared ? chunk_memory : own + size,
-                    in_shared ? chunk_memory + size : own + 2 * size,
+                    c.counts_in_shared ? chunk_memory : own + size,
+                    c.counts_in_shared ? chunk_memory + size : own + 2 * size,
                     own};
   if (threadIdx.x == 0) *tail = 0;
   chunk.count_keys();
@@ -442,9 +441,9 @@ uint64_t work_of(const CountedUnion& of) {
   return ceil_div(index::tiles_for(of.width, of.count), uint64_t{kWarps});
 }
 
-cuda::CtaShape peel_cta(const SketchShape& shape) {
+cuda::CtaShape peel_cta(const SketchShape& shape, bool counts_in_shared) {
   const auto bytes = static_cast<uint32_t>(shape.chunk_cells() * 8);
-  return {kPeelThreads, counts_in_shared(shape) ? bytes : 0};
+  return {kPeelThreads, counts_in_shared ? bytes : 0};
 }
 
 int insert(const InsertCall& c, void* stream) {
@@ -466,8 +465,16 @@ int split(const SplitCall& c, void* stream) {
   return cuda::launch(split_kernel, kThreads, ceil_div(c.words, uint64_t{kThreads}), stream, c);
 }
 
-int peel_ctas(const SketchShape& shape, uint32_t* ctas) {
-  return cuda::fill_device(peel_kernel, peel_cta(shape), shape.chunks, ctas);
+int peel_ctas(const SketchShape& shape, uint32_t* ctas, bool* counts_in_shared) {
+  constexpr uint64_t kDeclared = 1024;  // at most, by the kernel itself and the system
+  int device = 0, bytes = 0;
+  if (const auto code = cudaGetDevice(&device); code != cudaSuccess) return code;
+  if (const auto code =
+          cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+      code != cudaSuccess)
+    return code;
+  *counts_in_shared = shape.chunk_cells() * 8 + kDeclared <= static_cast<uint64_t>(bytes);
+  return cuda::fill_device(peel_kernel, peel_cta(shape, *counts_in_shared), shape.chunks, ctas);
 }
 
 int tell(const uint64_t* found, cuda::Mail* mail, uint64_t sequence, void* stream) {
@@ -485,7 +492,7 @@ int peel(const PeelCall& c, void* stream) {
   start_kernel<<<1, kSumThreads, 0, queue>>>(c);
   if (const int code = cuda::launched()) return code;
   if (const int code = cuda::launch(spread_kernel, kThreads, work, stream, c)) return code;
-  peel_kernel<<<c.ctas, kPeelThreads, peel_cta(c.shape).shared, queue>>>(c);
+  peel_kernel<<<c.ctas, kPeelThreads, peel_cta(c.shape, c.counts_in_shared).shared, queue>>>(c);
   if (const int code = cuda::launched()) return code;
   return tell(c.found, c.mail, c.sequence, stream);
 }

@@ -65,19 +65,15 @@ struct PeelCall {
   SketchKey* slots;     ///< of keys
   uint32_t* workspace;  ///< peel_workspace words for each of `ctas`
   uint32_t ctas;
+  bool counts_in_shared;
   uint64_t* found;  ///< and the letter: stuck keys
   cuda::Mail* mail;
   uint64_t sequence;
 };
-/// Of a CTA's own memory, for what it keeps of a chunk.
-inline constexpr uint64_t kChunkBytes = 224 * 1024;
-/// What a CTA has for a chunk: the cells with one key, and for each cell how many keys are left and
-/// the sum of their numbers, unless these are in its own memory.
-ADDEND_HOST_DEVICE inline bool counts_in_shared(const SketchShape& shape) {
-  return shape.chunk_cells() * 8 <= kChunkBytes;
-}
-ADDEND_HOST_DEVICE inline uint64_t peel_workspace(const SketchShape& shape) {
-  return (counts_in_shared(shape) ? 1 : 3) * shape.chunk_cells();
+/// What a CTA has for a chunk, in words: the cells with one key, and for each cell how many keys
+/// are left and the sum of their numbers, unless these are in its own memory.
+ADDEND_HOST_DEVICE inline uint64_t peel_workspace(const SketchShape& shape, bool counts_in_shared) {
+  return (counts_in_shared ? 1 : 3) * shape.chunk_cells();
 }
 
 /// Elements at the positions of a bitmap that was counted.
@@ -118,8 +114,8 @@ struct SketchKernels {
 
   int (*insert)(const InsertCall& call, void* stream);
   int (*split)(const SplitCall& call, void* stream);
-  /// How many CTAs peel at once, at most.
-  int (*peel_ctas)(const SketchShape& shape, uint32_t* ctas);
+  /// How many CTAs peel at once, at most, and whether each has room for counts of its own.
+  int (*peel_ctas)(const SketchShape& shape, uint32_t* ctas, bool* counts_in_shared);
   int (*peel)(const PeelCall& call, void* stream);
   int (*pick_quanta)(const PickCall& call, void* stream);
   int (*pick_elements)(const PickCall& call, void* stream);
