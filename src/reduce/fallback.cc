@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "addend/reduce.h"
+#include "base/bits.h"
 #include "reduce/host_memory.h"
 #include "reduce/round_copy.h"
 
@@ -19,7 +20,7 @@ bool is_gone(Errc code) {
 bool ends_primary(Errc code) { return is_gone(code) || code == Errc::kMismatch; }
 
 // A worker completes round k only if all have contributed to it, so all have completed k - 1: the
-// rounds that workers have completed differ by one at the most, and two bits tell who is ahead.
+// rounds that workers have completed differ by one at the most, unless they ended as kChanged.
 class FallbackReducer final : public Reducer {
  public:
   FallbackReducer(std::unique_ptr<Reducer> primary, std::unique_ptr<Reducer> fallback,
@@ -81,7 +82,8 @@ class FallbackReducer final : public Reducer {
     if (status || changed) {
       ++completed_;
       sums_.take(round, RoundCopy::Of::kSums);
-      partial_ = changed || primary_->missing() != 0;
+      partial_ = primary_->missing() != 0;
+      changed_ = changed;
     }
     return status;
   }
@@ -106,21 +108,25 @@ class FallbackReducer final : public Reducer {
   }
 
   Status finish(const Error& why, Round& round, Deadline deadline, const Way& way) {
-    constexpr uint32_t kPartial = 4;
-    uint64_t places = uint64_t{1} << completed_ % 4 | uint64_t{partial_} << kPartial;
+    constexpr uint32_t kPlaces = 32, kPartial = 32, kChanged = 33;
+    const auto bit = [](uint64_t n) { return uint64_t{1} << n; };
+    uint64_t said =
+        bit(completed_ % kPlaces) | uint64_t{partial_} << kPartial | uint64_t{changed_} << kChanged;
     Round question;
-    question.add({Op::kOrU64, 1, &places, nullptr, nullptr});
+    question.add({Op::kOrU64, 1, &said, nullptr, nullptr});
     ADDEND_TRY(fallback_->reduce(question, deadline));
-    if ((places >> kPartial & 1) != 0) {
+    if ((said & bit(kPartial)) != 0) {
       return make_error(Errc::kUnavailable,
                         "the aggregator went while workers were missing: " + why.message);
     }
-    const auto is_taken = [&](uint64_t place) { return (places >> place % 4 & 1) != 0; };
-    if (is_taken(completed_ + 2) || (is_taken(completed_ + 1) && is_taken(completed_ + 3))) {
+    const uint64_t places = said & low_mask(kPlaces), own = bit(completed_ % kPlaces);
+    const bool ahead = places == (own | bit((completed_ + 1) % kPlaces));
+    const bool behind = places == (own | bit((completed_ + kPlaces - 1) % kPlaces));
+    // There are no sums of a round that has to be repeated.
+    if (places != own && ((said & bit(kChanged)) != 0 || !(ahead || behind)))
       return make_error(Errc::kUnavailable, "workers are too far apart to go on: " + why.message);
-    }
-    if (is_taken(completed_ + 1)) return take_sums(round, deadline);
-    if (is_taken(completed_ + 3)) ADDEND_TRY(share_sums(deadline));
+    if (ahead) return take_sums(round, deadline);
+    if (behind) ADDEND_TRY(share_sums(deadline));
     contribution_.give(round, RoundCopy::Of::kContribution);
     return way(*fallback_);
   }
@@ -145,6 +151,7 @@ class FallbackReducer final : public Reducer {
   std::function<void(const Error&)> on_switch_;
   uint64_t completed_ = 0;  // rounds on the primary
   bool partial_ = false;    // the last of them was without some worker
+  bool changed_ = false;    // its step begins again
   std::string broken_;      // why nothing works any more
   RoundCopy contribution_, sums_;
 };

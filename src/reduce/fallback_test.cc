@@ -2,8 +2,10 @@
 #include <cstring>
 #include <functional>
 #include <numeric>
+#include <utility>
 
 #include "addend/reduce.h"
+#include "base/bits.h"
 #include "gtest/gtest.h"
 #include "tests/support/spawn.h"
 
@@ -149,6 +151,51 @@ TEST(FallbackReducer, DoesNotGuessWhatASumWithoutSomeWorkersWouldHaveBeen) {
       EXPECT_EQ(status.error().code, Errc::kUnavailable);
     }
   });
+}
+
+// A server that restarts in the first round, which only some workers have heard of, and then goes.
+class RestartingReducer final : public Reducer {
+ public:
+  RestartingReducer(uint32_t worker, bool told) : worker_(worker), told_(told) {}
+  uint32_t world() const override { return kWorld; }
+  uint32_t worker() const override { return worker_; }
+
+  Status reduce(Round&, Deadline) override {
+    if (std::exchange(told_, false)) return make_error(Errc::kChanged, "the server restarted");
+    return make_error(Errc::kTimeout, "the server did not come back");
+  }
+
+ private:
+  uint32_t worker_;
+  bool told_;
+};
+
+TEST(FallbackReducer, BeginsAStepAgainThatARestartEndedForAll) {
+  for (uint64_t told = 0; told < 1u << kWorld; ++told) {
+    SCOPED_TRACE(told);
+    auto secondary = create_local_group(kWorld);
+    spawn_workers(kWorld, {}, [&](uint32_t w, Reducer&) {
+      const bool heard = (told >> w & 1) != 0;
+      auto reducer = create_fallback_reducer(std::make_unique<RestartingReducer>(w, heard),
+                                             (*secondary)->reducer(w));
+      uint64_t lane = 0;
+      Round round;
+      round.add({Op::kOrU64, 1, &lane, nullptr, nullptr});
+      if (heard) {
+        EXPECT_EQ((*reducer)->reduce(round, far()).error().code, Errc::kChanged);
+      }
+      lane = uint64_t{1} << w;
+      const Status status = (*reducer)->reduce(round, far());
+      // Others are in the step that has ended for some.
+      if (told != 0 && told != low_mask(kWorld)) {
+        ASSERT_FALSE(status);
+        EXPECT_EQ(status.error().code, Errc::kUnavailable);
+        return;
+      }
+      ASSERT_TRUE(status) << status.error().message;
+      EXPECT_EQ(lane, low_mask(kWorld));
+    });
+  }
 }
 
 TEST(FallbackReducer, WantsTheSameWorkersInBothGroups) {
