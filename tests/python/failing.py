@@ -94,8 +94,8 @@ def whole_gradients(model: DistributedDataParallel) -> bool:
 
 
 def break_jobs(stage: str, number: int, error: Exception) -> None:
-    """The `number`-th job of this rank from now on fails when it is encoded, or when it ends and
-    its codec is asked what it did."""
+    """The `number`-th job of this rank from now on is not taken, fails when it is encoded, or when
+    it ends and its codec is asked what it did."""
     run, record = Pipeline.run, Codec.record
     jobs = 0
     broken: set[Codec] = set()
@@ -106,6 +106,8 @@ def break_jobs(stage: str, number: int, error: Exception) -> None:
     def breaking(pipeline: Pipeline, parts: Any, *args: Any, **how: Any) -> Any:
         nonlocal jobs
         jobs += 1
+        if jobs == number and stage == "submit":
+            fail()
         if jobs == number and stage == "encode":
             how["prepare"] = fail
         elif jobs == number:

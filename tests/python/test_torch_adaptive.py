@@ -320,7 +320,7 @@ def test_dense_steps_after_an_overflow_are_not_taken_for_the_plans() -> None:
     run_ranks(2, overflow)
 
 
-def fail_a_switch(rank: int, world: int, after: str, views: bool) -> None:
+def fail_a_switch(rank: int, world: int, after: str, views: bool, stage: str) -> None:
     """The first step of another codec fails: what the one before kept is still there, and apart
     from the gradient."""
     model = DistributedDataParallel(OneMatrix(), gradient_as_bucket_view=views)
@@ -331,7 +331,7 @@ def fail_a_switch(rank: int, world: int, after: str, views: bool) -> None:
     before = handle.state_dict()["parameters"]
     assert before["weight"]["residual"].any()
     if rank == 0:  # the first job is the exchange of signals
-        break_jobs("encode", 2, ValueError("broken by the test"))
+        break_jobs(stage, 2, ValueError("broken by the test"))
     assert "broken by the test" in fail_at(lambda: send(model, rank, WINDOWS[2]))[0]
     assert handle._buckets.known[0].spec == after
     grad = next(model.parameters()).grad
@@ -342,10 +342,11 @@ def fail_a_switch(rank: int, world: int, after: str, views: bool) -> None:
     handle.close()
 
 
+@pytest.mark.parametrize("stage", ["submit", "encode"])
 @pytest.mark.parametrize("views", [False, True])
 @pytest.mark.parametrize("after", ["exact", FEW])
-def test_what_is_kept_outlives_the_failure_of_a_switch(after: str, views: bool) -> None:
-    run_ranks(2, fail_a_switch, after, views)
+def test_what_is_kept_outlives_the_failure_of_a_switch(after: str, views: bool, stage: str) -> None:
+    run_ranks(2, fail_a_switch, after, views, stage)
 
 
 @pytest.mark.parametrize("disturbed", range(13))

@@ -131,6 +131,13 @@ class Memory:
             if scale != 1.0:
                 self.tensor.mul_(scale)
 
+    def put_back(self, before: torch.Tensor) -> None:
+        """The gradient is as it was, when this returns: no stream waits for what has failed."""
+        with self.order():
+            self.tensor.copy_(before)
+        if self.on_device:
+            self.stream.synchronize()
+
     @property
     def ready(self) -> tuple[int, int] | None:
         """The event behind what writes a device's gradient, and that device. Whoever waits for it

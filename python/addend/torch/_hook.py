@@ -191,18 +191,17 @@ class Handle:
     ) -> "torch.futures.Future[torch.Tensor]":
         """The gradient travels as its codecs say."""
         future, promised = self._promise(buffer)
-        before = None
-        if known.owed is not None:
-            before = buffer.clone()  # may be the gradient itself, which must survive a failure
-            buffer += known.owed.to(buffer.device)
         sent = self._in_pieces(known, buffer, place.bucket, parameters) or known
         codecs = sent.codecs
         assert codecs is not None
         memory = sent.memory
-        if memory is not None and memory.tensor is buffer:
-            memory.written_again()
-        else:
+        if memory is None or memory.tensor is not buffer:
             memory = sent.memory = Memory(buffer, codecs.on_device)
+        before = None
+        if known.owed is not None:
+            before = buffer.clone()  # may be the gradient itself, which must survive a failure
+            buffer += known.owed.to(buffer.device)
+        memory.written_again()
 
         def done(outcome: Outcome) -> None:
             known.agreed, known.owed = True, None
@@ -216,23 +215,32 @@ class Handle:
             with memory.order():
                 future.set_result(buffer)
 
-        def failed(error: Exception) -> None:
+        def put_back() -> None:
             if before is not None:
-                buffer.copy_(before)
-            future.set_exception(error)  # type: ignore[arg-type]  # torch's stubs are wrong
+                memory.put_back(before)
 
-        self._engine.run(
-            place,
-            sent.plan,
-            codecs.parts(memory.address),
-            done,
-            failed,
-            loss_scale=self._buckets.loss_scale,
-            pieces=codecs.pieces,
-            in_place=self._in_place and not self._engine.repeats,
-            prepare=memory.fetch if memory.on_device else None,
-            ready=memory.ready,
-        )
+        def failed(error: Exception) -> None:
+            try:
+                put_back()
+            finally:  # a device that is broken fails here, too
+                future.set_exception(error)  # type: ignore[arg-type]  # torch's stubs are wrong
+
+        try:
+            self._engine.run(
+                place,
+                sent.plan,
+                codecs.parts(memory.address),
+                done,
+                failed,
+                loss_scale=self._buckets.loss_scale,
+                pieces=codecs.pieces,
+                in_place=self._in_place and not self._engine.repeats,
+                prepare=memory.fetch if memory.on_device else None,
+                ready=memory.ready,
+            )
+        except BaseException:
+            put_back()
+            raise
         return promised
 
     def _in_pieces(
