@@ -119,8 +119,10 @@ TEST_F(CudaSelect, OddValuesTravelAsOnTheCpu) {
   }
 }
 
-TEST_F(CudaSelect, TwoLevelIndexesAndUnionsThatTravelAsTheyAre) {
-  for (const char* spec : {"topk:0.01,index=two-level", "topk:1,index=packed"})
+TEST_F(CudaSelect, EveryWayOfTheIndexAndUnionsThatTravelAsTheyAre) {
+  for (const char* spec : {"topk:0.01,index=two-level", "topk:1,index=packed",
+                           "topk:0.01,index=sketch", "topk:0.01,index=bloom",
+                           "topk:0.01,index=gather", "topk:0.01,index=sketch,values=reproducible"})
     run(of(spec, DType::kF32, 60013, 2), 3, 1, false);
 }
 

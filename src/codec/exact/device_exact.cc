@@ -47,7 +47,8 @@ Status DeviceExactCodec::open() {
 }
 
 uint64_t DeviceExactCodec::memory_bytes() const {
-  uint64_t total = two_level_.memory_bytes() + bloom_.memory_bytes() + reproducible_.memory_bytes();
+  uint64_t total = two_level_.memory_bytes() + bloom_.memory_bytes() +
+                   reproducible_.memory_bytes() + sketch_.memory_bytes() + own_.memory_bytes();
   for (const cuda::DeviceBuffer* buffer :
        {&local_, &bitmap_, &kept_, &offsets_, &bases_, &totals_, &sizes_, &messages_, &values_})
     total += buffer->capacity();

@@ -259,6 +259,9 @@ class DeviceUnionSelect final : public DeviceSelect {
       ADDEND_TRY(carrier_->finish(gradient));
       const Report& carried = carrier_->report();
       draft().union_nonzeros = carried.union_nonzeros;
+      draft().cells = carried.cells;
+      draft().stuck_keys = carried.stuck_keys;
+      draft().escaped_values = carried.escaped_values;
       draft().fallback = carried.fallback;
     }
     settle();
