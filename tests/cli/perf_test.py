@@ -398,7 +398,8 @@ class BenchTest(AddendTest):
         found = self.good_json("bench", "--quick", "--repeats", 1, "--only", "quant")
         indexed = ["quant:index=packed", "quant:index=two-level"]
         factors = "lowrank:rank=4,factors=quant"
-        quantised = ["quant:bits=4", "quant:carrier=indices", "quant:bits=8,down=8"]
+        narrow = [f"quant:bits={bits},down=4" for bits in (1, 2, 3, 4)]
+        quantised = ["quant:bits=4", "quant:carrier=indices", "quant:bits=8,down=8", *narrow]
         alone = [line["codec"] for line in found["codecs"] if "threads" not in line["subject"]]
         owing = ["quant:feedback=float", "quant:feedback=float,norms=ahead"]
         self.assertEqual(alone, ["quant", *owing, *indexed, factors, *quantised])
