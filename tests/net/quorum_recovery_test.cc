@@ -445,6 +445,39 @@ void run(uint64_t seed, const Faults& faults, Totals& totals) {
   totals.whole += simulation.failed() == 0 ? 1 : 0;
 }
 
+// The server goes in the first call; then worker 1 says that the call has ended for it, in words
+// that mean nothing.
+class Nonsense final : public Epochs {
+ public:
+  explicit Nonsense(uint64_t how) : how_(how) {}
+  Result<std::optional<Absence>> fold(Round& round, uint8_t, Deadline) override {
+    if (folds_++ == 0) return std::optional<Absence>();
+    auto* words = static_cast<uint64_t*>(round.planes[0].data);
+    const uint64_t said[] = {1, how_, 7, 0};
+    std::copy(std::begin(said), std::end(said), words + std::size(said));
+    return std::optional<Absence>({0, 0});
+  }
+  Result<Deadline> rejoin(Deadline deadline) override { return deadline; }
+  void pause() override {}
+
+ private:
+  uint64_t how_, folds_ = 0;
+};
+
+TEST(QuorumRecovery, NonsenseIsAMismatch) {
+  for (const uint64_t how : {1u, 3u}) {  // sums of another length, and nothing that there is
+    Nonsense epochs(how);
+    Outcomes outcomes(2, 0);
+    std::vector<int32_t> lanes(60);
+    Round round;
+    round.add({Op::kSumI32, lanes.size(), lanes.data(), nullptr, nullptr});
+    outcomes.begin_step();
+    const Status status = outcomes.run(round, epochs, Deadline::max());
+    ASSERT_FALSE(status);
+    EXPECT_EQ(status.error().code, Errc::kMismatch) << status.error().message;
+  }
+}
+
 TEST(QuorumRecovery, WithoutKillsNothingIsRepeatedOrLost) {
   Totals totals;
   for (uint64_t seed = 1; seed <= 20; ++seed)

@@ -201,7 +201,7 @@ Status Outcomes::follow(const Place& latest, RoundCopy& sums, Call& call) {
     return {};
   }
   // Rounds are folded only after all have come to the same, so it is the call under way.
-  if (call.outcome) return contradiction();
+  if (call.outcome || latest.how > How::kChanged) return contradiction();
   if (latest.how == How::kChanged) {
     sums_.blank(0);
     changed_ = true;
