@@ -110,7 +110,8 @@ class Memory:
     def written_again(self) -> None:
         """Another gradient is there, once the caller's stream is. REQUIRES: no job has the last."""
         if self.on_device:
-            self._ready.record(torch.cuda.current_stream(self.tensor.device))
+            self._callers = torch.cuda.current_stream(self.tensor.device)
+            self._ready.record(self._callers)
 
     def fetch(self) -> None:
         """Makes a device's gradient readable at `address`, there in the order of the stream."""
@@ -132,11 +133,13 @@ class Memory:
                 self.tensor.mul_(scale)
 
     def put_back(self, before: torch.Tensor) -> None:
-        """The gradient is as it was, when this returns: no stream waits for what has failed."""
+        """The gradient is as it was, for all that its owner does from now on: of what has failed
+        there is no `done` to wait for. The host does not: what is before this may never end."""
         with self.order():
             self.tensor.copy_(before)
         if self.on_device:
-            self.stream.synchronize()
+            before.record_stream(self.stream)
+            self._callers.wait_stream(self.stream)
 
     @property
     def ready(self) -> tuple[int, int] | None:
