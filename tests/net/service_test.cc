@@ -177,7 +177,9 @@ TEST_P(ServiceTest, NarrowSumsOfCodecsAreThoseOfALocalGroup) {
 
 TEST_P(ServiceTest, NarrowSumsOfPartsOfAByteAreRefusedByName) {
   const auto servers = start_servers();
-  work(2, [](Reducer& reducer) {
+  std::latch joined(2);  // whoever is refused leaves, and one that still joins would hear of that
+  work(2, [&](Reducer& reducer) {
+    joined.arrive_and_wait();
     std::vector<uint8_t> levels(12), sums(64);
     Round round;
     round.add({Op::kNarrowSum88, levels.size(), levels.data(), nullptr, sums.data()});
