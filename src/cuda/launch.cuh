@@ -18,6 +18,24 @@ struct CtaShape {
   uint32_t shared;
 };
 
+/// Lets a kernel have so much shared memory, if it may not yet. It is asked for all that there is:
+/// what it may have is the process's, and other threads launch it with less or more.
+template <typename Kernel>
+inline int allow_shared(Kernel kernel, int device, uint32_t shared) {
+  if (shared == 0) return 0;
+  cudaFuncAttributes known{};
+  if (const auto code = cudaFuncGetAttributes(&known, kernel); code != cudaSuccess) return code;
+  // The kernel's own variables are out of the same 48 KiB.
+  if (static_cast<int>(shared) <= known.maxDynamicSharedSizeBytes) return 0;
+  int bytes = 0;
+  if (const auto code =
+          cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+      code != cudaSuccess)
+    return code;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              bytes - static_cast<int>(known.sharedSizeBytes));
+}
+
 /// CTAs that a grid needs to keep every multiprocessor busy, at most `most`.
 template <typename Kernel>
 inline int fill_device(Kernel kernel, const CtaShape& cta, uint64_t most, uint32_t* ctas) {
@@ -26,12 +44,7 @@ inline int fill_device(Kernel kernel, const CtaShape& cta, uint64_t most, uint32
   if (const auto code = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
       code != cudaSuccess)
     return code;
-  constexpr uint32_t kUnasked = 48 * 1024;
-  if (cta.shared > kUnasked) {
-    const auto code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           static_cast<int>(cta.shared));
-    if (code != cudaSuccess) return code;
-  }
+  if (const int code = allow_shared(kernel, device, cta.shared)) return code;
   if (const auto code =
           cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, cta.threads, cta.shared);
       code != cudaSuccess)

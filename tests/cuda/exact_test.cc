@@ -5,6 +5,7 @@
 #include <iostream>
 #include <set>
 
+#include "codec/exact/sketch.h"
 #include "tests/cuda/side_by_side.h"
 
 namespace addend {
@@ -244,6 +245,13 @@ TEST_F(CudaExact, SketchesHaveTheBytesOfTheCpu) {
 
 TEST_F(CudaExact, LargeSketchesOfFourWorkers) {
   run(of("exact:mode=sketch,density=0.05", DType::kF32, (1 << 20) + 17, 4), {0.012, 0.012}, false);
+}
+
+// Counts of 6144 cells have the 48 KiB that a CTA gets unasked, of which the kernel has some
+// itself.
+TEST_F(CudaExact, SketchesWhoseCountsAreAsLargeAsWhatNobodyAsksFor) {
+  ASSERT_EQ(exact::SketchShape::plan(4261, 4, 1, 0).chunk_cells() * 8, 48u * 1024);
+  run(of("exact:mode=sketch,lanes=4,density=0.1", DType::kF32, 42610, 2), {0.02}, false);
 }
 
 TEST_F(CudaExact, CellsThatDoNotBelongToTheIndexAreUndecodable) {
