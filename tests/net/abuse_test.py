@@ -302,8 +302,8 @@ class AbuseTest(unittest.TestCase):
             share = server.share_of_a_core(after_s=0.25)
             finish(process)
             print(f"{how}: {share:.2f} of a core", flush=True)
-            # A sixteenth for the address, another for the tenant, and what nobody pays for: less than
-            # 0.11 where it was measured, on a busy machine. Unbounded it is 0.27 and more.
+            # A sixteenth for the address, another for the tenant, and what nobody pays for: less
+            # than 0.11 where it was measured, on a busy machine. Unbounded it is 0.27 and more.
             self.assertLess(share, 0.2)
 
     def test_handshakes_with_a_wrong_key(self) -> None:
