@@ -96,6 +96,40 @@ TEST(Gravac, TheLowerOfTwoIsKeptEvenIfItIsTheBetter) {
   EXPECT_EQ(factor(job, run.next), 10);
 }
 
+// Neither is it the mean of 0.9 and 0.8: a step with little energy says little.
+TEST(Gravac, BothEnergiesAreSmoothedAndThenDivided) {
+  SimulatedTraining job = job_of("policy=gravac,window=100", {0.9, 0.9, 0.9, 0.9, 0.9});
+  job.setup.world = 50;  // so the newest step weighs a half
+  ControlledRun run(job);
+  EXPECT_DOUBLE_EQ(run.go(1).phi, 0.9);
+  job.energy = 9;
+  job.kept[1] = 0.8;
+  EXPECT_DOUBLE_EQ(run.go(1).phi, 0.81);
+}
+
+TEST(Gravac, TheNewestStepWeighsAHundredthForEachRankWithinLimits) {
+  for (const auto& [world, weight] : {std::pair{1u, 0.05}, {4u, 0.05}, {20u, 0.2}, {100u, 0.5}}) {
+    SimulatedTraining job = job_of("policy=gravac,window=100", {0.9, 0.9, 0.9, 0.9, 0.9});
+    job.setup.world = world;
+    ControlledRun run(job);
+    run.go(1);
+    job.kept[1] = 0.8;
+    EXPECT_DOUBLE_EQ(run.go(1).phi, 0.9 - weight * 0.1) << world;
+  }
+}
+
+// At last the highest factor makes the progress that the one below made long ago.
+TEST(Gravac, ProgressOfTenWindowsAgoEndsNoSearch) {
+  SimulatedTraining job =
+      job_of("policy=gravac,window=4,epsilon=0.1", {0.99, 0.99, 0.99, 0.99, 0.99});
+  ControlledRun run(job);
+  ASSERT_EQ(factor(job, run.go(80)), 1000) << "each makes more progress than those below";
+  job.kept[5] *= job.step(all(job, 5)) / job.step(all(job, 4));
+  run.go(800);
+  EXPECT_NEAR(run.next.phi, job.kept[5], 1e-6);
+  EXPECT_EQ(factor(job, run.next), 1000);
+}
+
 TEST(Gravac, AFactorWithoutACandidateIsRefusedByName) {
   SimulatedTraining job = job_of("policy=gravac", {0.9, 0.9, 0.9, 0.9, 0.9});
   job.setup.candidates.pop_back();

@@ -239,6 +239,31 @@ TEST(Guard, WhatIsBelowTheFloorGoesAtOnceAndAfterThreeTimesStaysAway) {
   EXPECT_GE(back, 8u) << "the third drop keeps it away for ten windows";
 }
 
+TEST(Guard, AFactorThatFellBelowTheFloorThreeTimesIsHalvedForGood) {
+  SimulatedTraining job("floor=fast");
+  job.gbit = 0.1;
+  job.setup.bytes_per_s = job.gbit * 1.25e8;
+  job.error[kCast] = job.error[kQuant] = 0.5;
+  const auto top40_keeps = [&](double kept) { lose(job, 0.01, 0.02, 1 - kept); };
+  top40_keeps(0.97);
+  ControlledRun run(job);
+  ASSERT_EQ(run.go(8).plan, all(job, kTop40));
+  for (int drop = 0; drop < 3; ++drop) {
+    for (int window = 0; run.next.plan != all(job, kTop40); ++window) {
+      ASSERT_LT(window, 4) << drop;
+      run.go(1);
+    }
+    top40_keeps(0.4);
+    EXPECT_NE(run.go(1).plan, all(job, kTop40)) << drop;
+    EXPECT_EQ(run.next.why[0], Reason::kFloor);
+    top40_keeps(0.97);
+  }
+  // Barred it is for ten windows only.
+  for (int window = 0; window < 40; ++window)
+    EXPECT_LE(job.setup.candidates[run.go(1).plan[0]].factor, 20) << window;
+  EXPECT_EQ(run.next.plan, all(job, kTop20));
+}
+
 TEST(Guard, NonfiniteGradientsTravelAsTheyAre) {
   SimulatedTraining job = slow_job();
   ControlledRun run(job);
@@ -482,6 +507,27 @@ TEST(Guard, ProbingTakesAHundredthOfTheTime) {
   EXPECT_GT(probes, 100u);
   EXPECT_LE(probing, 0.011 * job.seconds);
   EXPECT_GE(probing, 0.005 * job.seconds) << "time that candidates wait for is left";
+}
+
+// Elsewhere it would take its turn, of which there is about one bucket a window.
+TEST(Guard, WhatWasPredictedTwentyPercentWrongIsProbedFirst) {
+  for (const double slower : {1.15, 1.3}) {
+    SimulatedTraining job = slow_job();
+    for (const uint32_t c : {kTop10, kTop20, kTop40})
+      job.seconds_per_element[c] = 2e-8;
+    ControlledRun run(job);
+    ASSERT_EQ(run.go(20).plan, all(job, kQuant));
+    const auto probed = [&] {
+      uint64_t buckets = 0;
+      for (std::size_t b = 0; b < job.setup.buckets.size(); ++b)
+        buckets += run.next.probe[b * job.setup.candidates.size() + kQuant];
+      return buckets;
+    };
+    ASSERT_LT(probed(), job.setup.buckets.size());
+    job.drag((slower - 1) * job.step(all(job, kQuant)));
+    ASSERT_EQ(run.go(1).plan, all(job, kQuant)) << slower;
+    EXPECT_EQ(probed() == job.setup.buckets.size(), slower > 1.2) << slower;
+  }
 }
 
 TEST(Guard, AStepThatWasNotMeasuredIsNotSlower) {

@@ -111,6 +111,18 @@ const Scenario kScenarios[] = {
        job.error[kTop10] = 0.05, job.error[kTop20] = 0.3, job.error[kTop40] = 0.9;
      },
      kSteady},
+    {"the hardest selector loses 60 % in every third window", "floor=fast",
+     [](SimulatedTraining& job) {
+       link(job, 0.1);
+       job.error[kCast] = job.error[kQuant] = 0.5;
+       job.kept = {1, 1, 1, 1, 0.99, 0.98, 0.97};
+       job.error[kTop10] = 0.01, job.error[kTop20] = 0.02;
+     },
+     [](SimulatedTraining& job, int window) {
+       job.error[kTop40] = window % 3 == 2 ? 0.6 : 0.03;
+       job.kept[kTop40] = 1 - job.error[kTop40];
+       return false;
+     }},
     {"not finite in three of ten windows", "", kNothing,
      [](SimulatedTraining& job, int window) {
        const bool before = job.nonfinite > 0;
