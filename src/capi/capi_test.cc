@@ -686,7 +686,8 @@ TEST(CApi, SubmissionsLinksAndMeshesRefuseWhatIsMissing) {
   EXPECT_EQ(addend_pipeline_run(pipeline, nullptr, 1, &ended, &outcome), ADDEND_INVALID_ARGUMENT);
   EXPECT_EQ(addend_pipeline_run(pipeline, &good, 1, nullptr, &outcome), ADDEND_INVALID_ARGUMENT);
   EXPECT_EQ(addend_pipeline_run(pipeline, &good, 1, &ended, nullptr), ADDEND_INVALID_ARGUMENT);
-  addend_submission old = good;  // of a caller that knows of no events
+  Ending accepted;
+  addend_submission old = submission_of(part, accepted);  // of a caller that knows of no events
   old.size = offsetof(addend_submission, ready_event);
   old.ready_event = &old;
   EXPECT_EQ(addend_pipeline_run(pipeline, &old, 1, &ended, &outcome), ADDEND_OK);
@@ -724,8 +725,9 @@ TEST(CApi, SubmissionsLinksAndMeshesRefuseWhatIsMissing) {
   options.world = 1;
   options.token_bytes = 3;
   EXPECT_EQ(addend_mesh_create(&options, &mesh), ADDEND_INVALID_ARGUMENT) << "no token";
-  EXPECT_EQ(ending.calls, 0);
   addend_pipeline_destroy(pipeline);
+  EXPECT_EQ(ending.calls, 0);
+  EXPECT_EQ(accepted.calls, 1);
   addend_codec_destroy(codec);
   addend_reducer_destroy(reducer);
 }
