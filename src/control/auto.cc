@@ -134,19 +134,30 @@ class Auto final : public Controller {
   }
 
   void remember(const Observation& seen, bool moved) {
-    std::erase_if(tried_,
-                  [&](const Tried& one) { return moved || one.window + kMemory <= window_; });
+    // While all goes dense for what a plan took, nothing is forgotten: it would be tried again.
+    std::erase_if(tried_, [&](const Tried& one) {
+      return moved || std::max(one.window, dense_until_) + kMemory <= window_;
+    });
     const double now = seen.step.step_s;
     now_s_ = moved || std::isnan(now) ? 0 : now;
     surprise_ -= surprise_ / kMemory;
-    if (now > 0 && foreseen_s_ > 0 && !all_dense() && find_tried(plan_) == tried_.end()) {
-      surprise_ = std::max(surprise_, std::min(kMostSpread, now / foreseen_s_ - 1));
-    }
+    if (now > 0 && !all_dense()) compare_with_promise(now, moved);
     if (now > 0) share_rest(seen.step.dense_step_s);
     // What windows of one plan differ by, windows of two may differ by for no reason.
     if (before_s_ > 0 && now > 0 && window_ != changed_at_ + 1)
       spread_ += kSpreading * (std::min(kMostSpread, std::fabs(now / before_s_ - 1)) - spread_);
     before_s_ = now;
+  }
+
+  // First steps touch memory and connections that none has touched before: what a plan was chosen
+  // for is compared with its third window.
+  void compare_with_promise(double now, bool moved) {
+    const auto one = find_tried(plan_);
+    if (one == tried_.end()) {
+      promised_s_ = moved ? 0 : foreseen_s_;
+    } else if (one->windows + 1 == kDwell && promised_s_ > 0) {
+      surprise_ = std::max(surprise_, std::min(kMostSpread, now / promised_s_ - 1));
+    }
   }
 
   // Of what lanes do not show, a plan's first windows say what is its own, against the plan before
@@ -187,7 +198,7 @@ class Auto final : public Controller {
     dense_s_ = foreseen_s_ = 0;
     tried_.clear();
     fresh_ = false;
-    now_s_ = rest_s_ = before_s_ = spread_ = surprise_ = 0;
+    now_s_ = rest_s_ = before_s_ = spread_ = surprise_ = promised_s_ = 0;
   }
 
   void look(const Observation& seen) {
@@ -371,8 +382,8 @@ class Auto final : public Controller {
     }
     if (worth(target) < kWorthIt * worth(dense)) target = dense;
     // What ran lately is known; what did not has disappointed by so much.
-    const double doubt =
-        find_tried(target) == tried_.end() ? std::max(spread_, surprise_) : spread_;
+    const bool known = target == dense || find_tried(target) != tried_.end();
+    const double doubt = known ? spread_ : std::max(spread_, surprise_);
     const bool leave = moved || worth(target) >= std::max(kWorthIt, 1 + doubt) * worth(stay);
     const Plan& next = leave ? target : stay;
     for (uint64_t b = 0; b < buckets(); ++b) {
@@ -469,6 +480,7 @@ class Auto final : public Controller {
   double rest_s_ = 0;  // of a step, when all lanes are empty, whatever the plan
   double before_s_ = 0, spread_ = 0;  // a step of the window before; of windows of one plan
   double surprise_ = 0;               // by which plans took longer than foreseen that had not run
+  double promised_s_ = 0;             // what a step of the present plan was chosen for
   uint64_t since_reference_ = 0;
   double credit_s_ = 0;
   uint64_t cursor_ = 0;

@@ -409,6 +409,23 @@ TEST(Guard, WhereAPlanDisappointedAnotherHasToPromiseMore) {
   EXPECT_EQ(run.next.plan, all(job, kQuant));
 }
 
+// A plan's first steps are slow for reasons of their own: what it takes is known when it has run.
+TEST(Guard, AColdFirstWindowKeepsNoBetterPlanAway) {
+  for (const double cold : {0.0, 0.5}) {
+    SimulatedTraining job = slow_job();
+    job.density = 0.25;
+    job.seconds_per_element[kQuant] = 4e-9;
+    job.error[kCast] = 0.01;  // so that exact goes first
+    ControlledRun run(job);
+    ASSERT_EQ(run.go(1).plan, all(job, kExact));
+    EXPECT_GT(job.step(all(job, kExact)), 1.2 * job.step(all(job, kQuant)));
+    job.drag_s[kExact] = cold * job.step(all(job, kExact));
+    run.go(1);
+    job.drag_s[kExact] = 0;
+    EXPECT_EQ(run.go(3).plan, all(job, kQuant)) << cold;
+  }
+}
+
 // The window before a plan's first one was slow: that is no merit of the plan's.
 TEST(Guard, ASlowWindowBeforeAPlanIsNotItsMerit) {
   SimulatedTraining job = slow_job();
