@@ -11,9 +11,10 @@ gradients of a device to the host; ours are encoded on the device, and only plan
 first step of each way is compared with plain DDP's gradients (of PowerSGD, whose first steps are
 plain, that says nothing), then steps of all ways are timed in turn, forward and backward pass, from
 when the last rank begins until the last is done; batches are fresh in every step. Processes that
-share a device take turns there, unless NVIDIA's MPS runs: with small gradients that shows. Writes
-hosts.json and hosts.md into --out, with what a step of ours spent its time on; needs root, and `ip`
-and `tc`.
+share a device take turns there, unless NVIDIA's MPS runs (say so with --label): with small
+gradients that shows. Writes hosts.json and hosts.md into --out after each model, with what a step
+of ours spent its time on, and leaves models there that it did not run, each with its own date and
+commit. Ends with an error where a bar is missed; needs root, and `ip` and `tc`.
 """
 
 from __future__ import annotations
@@ -186,6 +187,17 @@ def run_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
+def missed(name: str, times: dict[str, list[float]]) -> list[str]:
+    """Bars that a model's ways do not pass."""
+    plain = statistics.median(times["DDP"])
+    said = []
+    for way, one in times.items():
+        bar, reached = BARS.get((name, way)), plain / statistics.median(one)
+        if bar is not None and reached < bar:
+            said.append(f"{name}, {way}: {reached:.2f} times plain DDP, the bar is {bar}")
+    return said
+
+
 def table(name: str, result: dict[str, Any]) -> str:
     """One model's rows."""
     middle = {way: statistics.median(times) for way, times in result["ms"].items()}
@@ -195,15 +207,35 @@ def table(name: str, result: dict[str, Any]) -> str:
     ]
     for way, times in result["ms"].items():
         bar = BARS.get((name, way))
+        times_ddp = middle["DDP"] / middle[way]
+        told = "" if bar is None else str(bar) + (": **missed**" if times_ddp < bar else "")
         error = result["errors"].get(way)
         density = result["a_step"].get(way, {}).get("union_density")
         lines.append(
             f"| {way} | {middle[way]:.1f} | {min(times):.1f}, {max(times):.1f} |"
-            f" {middle['DDP'] / middle[way]:.2f} | {bar or ''} |"
+            f" {times_ddp:.2f} | {told} |"
             f" {'' if error is None else format(error['nmse'], '.2g')} |"
             f" {'' if density is None else format(density, '.3f')} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def page(models: dict[str, Any]) -> str:
+    """Every model that was ever kept, each below the run that it is of."""
+    parts = ["# Ranks that share a device\n\n`bench/gpu/hosts.py`.\n"]
+    said = ""
+    for kept in models.values():
+        steps = max(len(times) for times in kept["ms"].values())
+        about = (
+            f"{kept['device']}, {kept['date']}, commit {kept['commit']}: {kept['ranks']} ranks on "
+            f"one device, {kept['network']}; torch {kept['torch']}, {kept['cores']} cores, median "
+            f"of {steps} steps{kept['label'] and ', ' + kept['label']}.\n"
+        )
+        if about != said:
+            parts.append(about)
+        said = about
+        parts.append(table(kept["model"], kept))
+    return "\n".join(parts)
 
 
 def run_rank(options: argparse.Namespace) -> None:
@@ -225,14 +257,25 @@ def run_rank(options: argparse.Namespace) -> None:
         print(json.dumps(result))
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """One model, with processes of its own."""
     with open_network(options.ranks, options.gbit) as network, tempfile.TemporaryDirectory() as at:
         print(network.note, file=sys.stderr, flush=True)
-        command = [sys.executable, __file__, *sys.argv[1:], "--folder", at]
+        command = [sys.executable, __file__, *sys.argv[1:], "--folder", at, "--models", name]
         said = run_ranks(network, command)
         if said is None:
             sys.exit("a rank ended with an error")
-        return {"network": network.note, "models": json.loads(said.splitlines()[-1])}
+        return {"network": network.note, **json.loads(said.splitlines()[-1])[name]}
+
+
+def keep(key: str, result: dict[str, Any], folder: Path) -> None:
+    """Puts one model's figures in place of those that were there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "hosts.json"
+    models = json.loads(path.read_text())["models"] if path.exists() else {}
+    models[key] = result
+    path.write_text(json.dumps({"models": models}, indent=1) + "\n")
+    (folder / "hosts.md").write_text(page(models))
 
 
 def main() -> None:
@@ -249,13 +292,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--traces", help="a folder for rank 0's traces of two steps")
     parser.add_argument("--commit", default="")
+    parser.add_argument("--label", default="", help="what else is so: 'with MPS'")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank is not None:
         run_rank(options)
         return
-    result = run(options)
     about = {
         "device": "CPU" if options.cpu else torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -263,20 +306,17 @@ def main() -> None:
         "ranks": options.ranks,
         "commit": options.commit,
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "label": options.label,
     }
-    lines = [f"# {about['device']}, {about['date']}", ""]
-    lines.append(
-        f"{options.ranks} ranks on one device, {result['network']}; torch {about['torch']}, "
-        f"{about['cores']} cores, commit {about['commit']}, median of {options.steps} steps."
-    )
-    lines += ["`bench/gpu/hosts.py`.", ""]
-    page = "\n".join(lines) + "\n"
-    page += "\n".join(table(name, one) for name, one in result["models"].items())
-    print(page)
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "hosts.json").write_text(json.dumps({**about, **result}, indent=1) + "\n")
-        (options.out / "hosts.md").write_text(page)
+    below = []
+    for name in options.models:
+        result = {"model": name, **about, **run(name, options)}
+        print(table(name, result), flush=True)
+        if options.out is not None:
+            keep(f"{name} {options.label}".strip(), result, options.out)
+        below += [] if options.cpu else missed(name, result["ms"])
+    if below:
+        sys.exit("\n".join(["missed:", *below]))
 
 
 if __name__ == "__main__":

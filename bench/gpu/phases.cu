@@ -285,6 +285,7 @@ void time_case(const Case& at, uint64_t n, int runs, cudaStream_t stream) {
     std::printf(", \"same_as_cpu\": %s",
                 same_as_cpu(at, n, **codec, gradient, stream) ? "true" : "false");
   }
+  std::string failed;
   // Clocks of an idle device are low, and rise within a fraction of a second.
   for (int k = 0; k < kClockWarmUp; ++k)
     fresh(2);
@@ -293,14 +294,17 @@ void time_case(const Case& at, uint64_t n, int runs, cudaStream_t stream) {
     const Status done = step(at, **codec, gradient, &marks, nullptr);
     must(cudaStreamSynchronize(stream), "synchronize");
     if (!done) {
-      std::printf(", \"failed\": \"%s\"}\n", done.error().message.c_str());
+      failed = done.error().message;
       break;
     }
     if (run < kWarmUp) continue;
-    phases.resize(marks.used / 2);
+    // A step with a round more has a phase more, which the others went through in no time.
+    while (phases.size() < marks.used / 2)
+      phases.emplace_back(static_cast<std::size_t>(run - kWarmUp), 0.0);
     for (std::size_t p = 0; p < phases.size(); ++p)
-      phases[p].push_back(marks.us(2 * p, 2 * p + 1));
+      phases[p].push_back(p < marks.used / 2 ? marks.us(2 * p, 2 * p + 1) : 0.0);
   }
+  if (!failed.empty()) std::printf(", \"failed\": \"%s\"", failed.c_str());
   std::printf(", \"bytes\": %llu, \"us\": [", static_cast<unsigned long long>(bytes));
   for (std::size_t p = 0; p < phases.size(); ++p)
     std::printf("%s%.1f", p == 0 ? "" : ", ", median(phases[p]));
