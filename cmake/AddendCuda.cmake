@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Looks for nvcc. Sets ADDEND_HAVE_CUDA and the devices that kernels are compiled for: what is sold today, and an
-# intermediate form of the last that later devices translate when they load it. Developers, who wait for each, get one.
+# intermediate form of the last that later devices translate when they load it. Developers, who wait for each, get one;
+# `make python-env` builds as wheels are built, and tests/python/test_wheel.py looks for all of them there.
 find_program(CMAKE_CUDA_COMPILER nvcc PATHS /usr/local/cuda/bin)
 if(NOT CMAKE_CUDA_COMPILER)
   if(ADDEND_CUDA STREQUAL "ON")

@@ -6,10 +6,12 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import struct
 import subprocess
 import sys
 import venv
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,35 @@ def test_the_wheel_holds_the_library_its_licences_and_type_hints(unpacked: Path)
     licences = {path.name for path in unpacked.glob("*.dist-info/licenses/**/*") if path.is_file()}
     assert licences == {"LICENSE", "cuda.txt", "highway.txt", "openssl.txt"}
     assert not list(unpacked.glob("**/*.h"))
+
+
+def device_code(library: Path) -> Counter[tuple[str, int]]:
+    """How often a library of nvcc's has code of a kind for a compute capability."""
+    data, found, at = library.read_bytes(), Counter[tuple[str, int]](), 0
+    while (at := data.find(b"\x50\xed\x55\xba", at)) >= 0:  # a "fat binary", of a source file each
+        _, version, header, size = struct.unpack_from("<IHHQ", data, at)
+        entry, at = at + header, at + 4
+        if (version, header) != (1, 16) or entry + size > len(data):
+            continue
+        at = entry + size
+        while entry < at:
+            kind, _, ahead, size = struct.unpack_from("<HHIQ", data, entry)
+            (capability,) = struct.unpack_from("<I", data, entry + 28)
+            found[{1: "intermediate", 2: "machine"}[kind], capability] += 1
+            entry += ahead + size
+    return found
+
+
+def test_kernels_are_compiled_for_every_device_that_is_sold() -> None:
+    """The package in .venv is built as wheels are; the one above has one kind of device only."""
+    kernels = ROOT / "build" / "python" / "src" / "cuda" / "libaddend_cuda.so"
+    if shutil.which("nvcc") is None or not kernels.is_file():
+        pytest.skip("no nvcc, or no build/python (make python-env)")
+    sources = len(list((ROOT / "src").glob("**/*.cu")))
+    expected = {("machine", 80), ("machine", 90), ("machine", 100), ("intermediate", 100)}
+    if "compute_100" not in run("nvcc", "--list-gpu-arch"):
+        expected = {("machine", 80), ("machine", 90), ("intermediate", 90)}
+    assert device_code(kernels) == dict.fromkeys(expected, sources)
 
 
 @pytest.mark.skipif(shutil.which("readelf") is None, reason="no readelf (binutils)")
