@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from typing import Any
 
 import pytest
@@ -15,6 +16,10 @@ from training import Lines, generator
 
 import addend
 import addend.torch
+from addend.controller import BUCKET_SIGNALS, CANDIDATE_SIGNALS
+from addend.torch._adaptive import Adaptive
+from addend.torch._look import Look, Looker, Shape, candidates_for
+from addend.torch._specs import Specs
 
 ROWS, USED, WIDTH = 600, 200, 16
 
@@ -22,10 +27,10 @@ ROWS, USED, WIDTH = 600, 200, 16
 class Model(nn.Module):
     """Two tables and a layer; with `tied`, the first is the output projection as well."""
 
-    def __init__(self, tied: bool = False) -> None:
+    def __init__(self, tied: bool = False, sparse: bool = False) -> None:
         super().__init__()
-        self.items = nn.Embedding(ROWS, WIDTH)
-        self.bags = nn.EmbeddingBag(ROWS, WIDTH, mode="sum")
+        self.items = nn.Embedding(ROWS, WIDTH, sparse=sparse)
+        self.bags = nn.EmbeddingBag(ROWS, WIDTH, mode="sum", sparse=sparse)
         self.output = nn.Linear(WIDTH, ROWS)
         if tied:
             self.output.weight = self.items.weight
@@ -33,6 +38,10 @@ class Model(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         output: torch.Tensor = self.output(self.items(rows).sum(1) + self.bags(rows))
         return output
+
+
+def rows_of_step(rank: int, step: int) -> torch.Tensor:
+    return torch.randint(USED, (8, 3), generator=generator(rank, step))
 
 
 def train(rank: int, tied: bool = False, **options: Any) -> tuple[Any, dict[str, float]]:
@@ -44,7 +53,7 @@ def train(rank: int, tied: bool = False, **options: Any) -> tuple[Any, dict[str,
     rate = 1e-3
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     for step in range(20):
-        rows = torch.randint(USED, (8, 3), generator=generator(rank, step))
+        rows = rows_of_step(rank, step)
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(rows), rows[:, 0]).backward()
         optimizer.step()
@@ -98,13 +107,133 @@ def test_a_lossy_codec_leaves_tables_alone() -> None:
             assert "stay with exact: bags.weight (" in found["said of tied ones"]
 
 
+INDEXED = ("quant:index=auto", "quant:index=auto,feedback=float")
+
+
+def rows_of_an_index(rank: int, world: int, codec: str) -> dict[str, Any]:
+    """Gradients of rows not looked up in a step, and movements of those never looked up."""
+    log = Lines("addend.plan")
+    moved, metrics = train(rank, codec=codec)
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Model())
+    handle = addend.torch.attach(model, codec=codec)
+    elsewhere = []
+    for step in range(4):
+        model.zero_grad()
+        nn.functional.cross_entropy(model(rows_of_step(rank, step)), torch.arange(8)).backward()
+        looked_up = torch.cat([rows_of_step(r, step).flatten() for r in range(world)])
+        others = torch.ones(ROWS, dtype=torch.bool)
+        others[looked_up] = False
+        for table in (model.module.items, model.module.bags):
+            assert table.weight.grad is not None
+            assert int(table.weight.grad[looked_up].count_nonzero()) > 0
+            elsewhere.append(float(table.weight.grad[others].abs().max()))
+    handle.close()
+    return {
+        "said": log.take(),
+        "modes": {key for key in metrics if key.startswith("mode/")},
+        "never": (farthest(moved, "items"), farthest(moved, "bags")),
+        "used": min(float(moved[f"{n}.weight"][:USED].max()) for n in ("items", "bags")),
+        "elsewhere": elsewhere,
+    }
+
+
+@pytest.mark.parametrize("codec", INDEXED)
+def test_a_codec_with_an_index_has_the_tables(codec: str) -> None:
+    for found in run_ranks(2, rows_of_an_index, codec):
+        assert found["said"] == ""
+        assert found["modes"] == {"mode/quant"}
+        assert found["never"] == (0.0, 0.0)
+        assert found["used"] > 1.0
+        assert set(found["elsewhere"]) == {0.0}  # what feedback owes them waits for its row
+
+
+def sparse_gradients(rank: int, world: int, codec: str) -> dict[str, Any]:
+    log = Lines("addend.plan")
+    found = {}
+    for spec in (codec, "exact"):
+        torch.manual_seed(0)
+        model = DistributedDataParallel(Model(sparse=True))
+        handle = addend.torch.attach(model, codec=spec)
+        model(rows_of_step(rank, 0)).square().mean().backward()
+        items, bags = model.module.items.weight.grad, model.module.bags.weight.grad
+        assert items is not None
+        assert bags is not None
+        assert items.is_sparse
+        assert bags.is_sparse
+        found[spec] = items.to_dense(), bags.to_dense()
+        handle.close()
+    same = all(torch.equal(*both) for both in zip(*found.values()))
+    return {"said": log.take(), "same": same}
+
+
+@pytest.mark.parametrize("codec", ["quant:bits=4,feedback=float", *INDEXED])
+def test_tables_of_sparse_gradients_stay_with_exact(codec: str) -> None:
+    for rank, found in enumerate(run_ranks(2, sparse_gradients, codec)):
+        assert found["same"]
+        assert ("stay with exact: bags.weight, items.weight" in found["said"]) == (rank == 0)
+
+
+def test_of_the_candidates_only_those_that_fill_zeros_leave_tables_out() -> None:
+    specs = Specs("adaptive", {"bags.*": "dense"}, 2, ["items.weight", "bags.weight"])
+    tables = {"exact": "exact", "dense": "dense", "quant:index=auto": "quant:index=auto"}
+    for choice in ("exact", "dense", "quant", "cast:bf16", "lowrank:rank=4", *INDEXED):
+        indexed = choice in INDEXED
+        wanted = choice if indexed else tables.get(choice, "exact")
+        assert specs.of("items.weight", choice) == wanted
+        assert specs.of("output.bias", choice) == choice
+        assert specs.of("bags.weight", choice) == "dense"
+
+
+def test_candidates_are_tried_on_what_they_would_get() -> None:
+    """The first half of a bucket is a table's and the second a layer's, ten times as large."""
+    table, layer = nn.Parameter(torch.zeros(1 << 15)), nn.Parameter(torch.zeros(1 << 15))
+    bucket = torch.cat([torch.ones(1 << 15), torch.full((1 << 15,), 10.0)])
+    candidates = candidates_for("", 2)
+    looker = Looker(candidates, 0, lambda index: None, {id(table)}, gains=False)
+    specs = [one.spec.partition(",")[0] for one in candidates]
+    plain, indexed = specs.index("quant:carrier=indices"), specs.index("quant:index=auto")
+    seen = looker.look(0, bucket, [table, layer], range(1, len(candidates)))
+    looker.close()
+    assert seen.probes[indexed].nbytes > 1.5 * seen.probes[plain].nbytes
+
+
+def test_signals_are_of_what_each_candidate_would_get() -> None:
+    candidates = candidates_for("", 2)
+    specs = [one.spec.partition(",")[0] for one in candidates]
+    adaptive: Any = object.__new__(Adaptive)
+    adaptive._engine, adaptive._candidates = types.SimpleNamespace(world=1), candidates
+    mask = torch.arange(100) < 50
+    adaptive._looks = {0: Look(torch.where(mask, 2.0, 1.0), 1.0, False, {}, {}, mask)}
+    size = len(BUCKET_SIGNALS) + len(candidates) * len(CANDIDATE_SIGNALS)
+    signals = [0.0] * size
+    adaptive._add_tables(adaptive._looks[0], torch.ones(100), signals, len(BUCKET_SIGNALS))
+    places = range(len(BUCKET_SIGNALS) + CANDIDATE_SIGNALS.index("bytes"), size)
+    added = dict(zip(specs, [signals[at] for at in places[:: len(CANDIDATE_SIGNALS)]]))
+    by_exact = 50 * (1 + 32) / 8  # the table's half
+    assert added["exact"] == added["dense"] == added["quant:index=auto"] == 0.0
+    assert added["quant:carrier=indices"] == added["cast:bf16"] == by_exact
+
+    seen = types.SimpleNamespace(
+        ready=0.0, encode_s=0.0, decode_s=0.0, nbytes=0.0, energy=1.0, error=0.5
+    )
+    adaptive._fixed, adaptive._broken = False, set()
+    adaptive._looker = types.SimpleNamespace(residual_ratio=lambda index, norm: 0.0)
+    shape = Shape(0, 100, 400, torch.float32, "cpu")
+    errors = {}
+    for spec in ("quant:index=auto", "cast:bf16"):
+        adaptive.spec = lambda index, spec=spec: spec
+        errors[spec] = adaptive._bucket_signals(shape, [seen], 0.0)[BUCKET_SIGNALS.index("error")]
+    assert errors == {"quant:index=auto": 0.5, "cast:bf16": pytest.approx(0.5 / 5)}
+
+
 def explained(rank: int, world: int, codec: str, rules: dict[str, str]) -> str:
     """Of buckets of one parameter each, in the order of gradients."""
     torch.manual_seed(0)
     model = DistributedDataParallel(Model(), bucket_cap_mb=1e-6)
     handle = addend.torch.attach(model, codec=codec, overrides=rules)
     for step in range(2):  # DDP may move parameters after a step
-        model(torch.randint(USED, (8, 3), generator=generator(rank, step))).sum().backward()
+        model(rows_of_step(rank, step)).sum().backward()
     said = handle.explain()
     handle.close()
     return said

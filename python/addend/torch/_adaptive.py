@@ -24,7 +24,6 @@ from addend.controller import (
     BIASED,
     BUCKET_SIGNALS,
     CANDIDATE_SIGNALS,
-    LOSSLESS,
     STEP_SIGNALS,
     Controller,
     Decision,
@@ -36,6 +35,7 @@ from addend.torch._bucket import Plan
 from addend.torch._engine import Engine
 from addend.torch._look import Look, Looker, Shape, candidates_for, policy_of
 from addend.torch._peers import Place
+from addend.torch._specs import takes_tables
 
 _SIGNALS_PLACE = 1 << 20  # where others have the number of a bucket
 # Seconds an element that candidates are taken to need where plans follow from gradients alone.
@@ -83,8 +83,8 @@ class Adaptive:
         tables: Collection[int],
     ) -> None:
         """`fixed`: plans follow from gradients alone, so times are not measured. `residual`: what
-        a bucket still has to send; None: nothing. `tables`: ids of parameters that lossy codecs
-        leave to `exact`."""
+        a bucket still has to send; None: nothing. `tables`: ids of parameters that codecs which
+        would fill their zeros leave to `exact`."""
         self._policy = policy_of(options)
         if self._policy == "gravac" and "every=" not in options:
             options += f",every={_EVERY}"
@@ -270,7 +270,8 @@ class Adaptive:
         look = self._looks[shape.bucket]
         energy = sum(one.energy for one in seen)
         error = sum(one.error for one in seen) / energy if energy > 0 else math.nan
-        error *= look.lossy_energy()
+        if not takes_tables(self.spec(shape.bucket)):
+            error *= look.lossy_energy()
         squares = float(look.sample.double().square().sum())
         times = [
             _median(one.ready for one in seen),
@@ -356,11 +357,11 @@ class Adaptive:
                     self._add_tables(look, part, all_ranks, at + len(BUCKET_SIGNALS))
 
     def _add_tables(self, look: Look, sums: torch.Tensor, signals: list[float], at: int) -> None:
-        """Lossy candidates' bytes of a bucket whose embedding tables go by `exact`."""
+        """Bytes of the candidates that leave embedding tables to `exact`, of a bucket with some."""
         tables, world = look.table_bytes(sums), self._engine.world
         for candidate in self._candidates:
             place = at + CANDIDATE_SIGNALS.index("bytes")
-            if candidate.loss != LOSSLESS:
+            if not takes_tables(candidate.spec):
                 if candidate.union_bits > 0:
                     signals[place] = look.union_bytes(candidate, sums, world)
                 signals[place] += tables

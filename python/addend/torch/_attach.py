@@ -56,7 +56,8 @@ def attach(
     Handle.explain says why (docs/adaptive.md). overrides: specs by parameter name pattern
     ({"*.bias": "dense"}), the first match counts. scaler: the GradScaler in use, if any, so that
     residuals follow its scale. optimizer: for "adaptive", whose learning rate it is that changes.
-    A lossy codec leaves embedding tables to "exact" unless overrides name them (docs/pytorch.md).
+    A lossy codec without an index leaves embedding tables to "exact" unless overrides name them
+    (docs/pytorch.md).
     deadline: seconds that a bucket may wait for another rank before the step fails on all of them;
     the timeout of the model's process group when not given. seed: of quantisation; the same on all
     ranks. link: the network's latency and speed, measured when not given. in_place: let plain sums
@@ -80,13 +81,14 @@ def attach(
     check_options(overrides, scaler, seed, link)
     group = model.process_group
     names, tables = names_of(model.module), tables_of(model.module)
-    specs = Specs(codec, overrides, dist.get_world_size(group), [names[i] for i in tables])
+    sparse = _sparse_parameters(model.module)
+    world = dist.get_world_size(group)
+    specs = Specs(codec, overrides, world, [names[i] for i in tables], sparse)
     if pinned(deterministic):
         link = link or Link()
         if aggregator is not None:
             for name in names.values():
                 check_order_is_nothing(name, specs.of(name, "dense" if specs.adaptive else None))
-    sparse = _sparse_parameters(model.module)
     for name in sparse:
         if keeps_residual(specs.of(name)):
             raise InvalidArgument(f"{name}: feedback needs dense gradients, this one is sparse")
@@ -140,7 +142,7 @@ def _warn(specs: Specs, names: list[str]) -> None:
     unmatched = specs.unmatched(names)
     if unmatched:
         _log.PLAN.warning("overrides that match no parameter: %s", ", ".join(unmatched))
-    if specs.spared and not specs.adaptive:
+    if specs.spared:
         _log.PLAN.warning(
             "%s is lossy, so embedding tables stay with exact: %s (overrides= says otherwise)",
             specs.default,

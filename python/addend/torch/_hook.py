@@ -109,7 +109,7 @@ class Handle:
                 optimizer=optimizer,
                 seed=seed,
                 residual=lambda index: self._buckets.kept(index),
-                tables={number for number, name in self._names.items() if name in specs.spared},
+                tables={number for number, name in self._names.items() if name in specs.tables},
             )
         choose = None if self._adaptive is None else self._adaptive.spec
         self._buckets = Buckets(engine, specs, self._names, seed, choose)

@@ -16,7 +16,7 @@ from addend.controller import BIASED, LOSSLESS, UNBIASED, Candidate, factors
 from addend.reducer import alone
 from addend.torch import _log
 from addend.torch._bucket import DTYPES, rows_of
-from addend.torch._specs import check, keeps_residual, tuned
+from addend.torch._specs import check, keeps_residual, takes_tables, tuned
 
 # Of a bucket: elements by which ranks see how much of it is non-zero somewhere, and how far their
 # gradients agree; and elements of the block on which candidates are tried.
@@ -118,7 +118,7 @@ class Look(NamedTuple):
     tables: torch.Tensor | None = None  # which of the sample are of embedding tables
 
     def lossy_energy(self) -> float:
-        """The part of the energy that lossy codecs get: tables go by `exact`."""
+        """The part of the energy that codecs get which leave tables to `exact`."""
         squares = self.sample.double().square()
         if self.tables is None or not squares.sum() > 0:
             return 1.0
@@ -133,7 +133,7 @@ class Look(NamedTuple):
         return bits / 8 * self.scale
 
     def union_bytes(self, candidate: Candidate, sums: torch.Tensor, world: int) -> float:
-        """What a candidate with an index would send of all but the tables."""
+        """What a candidate would send of all but the tables."""
         some = sums != 0 if self.tables is None else sums[~self.tables] != 0
         density = float(some.double().mean())
         if candidate.factor > 1:
@@ -154,7 +154,7 @@ class Looker:
         gains: bool,
     ) -> None:
         """`residual`: what a bucket still has to send; None: nothing. `tables`: ids of parameters
-        that `exact` takes, whatever lossy codec their bucket has."""
+        that `exact` takes where their bucket has a codec that would fill their zeros."""
         self._candidates, self._seed, self._tables = candidates, seed, tables
         self._exact: dict[int, Probe] = {}  # the latest of each bucket
         self._residual, self._gains_asked = residual, gains
@@ -187,7 +187,7 @@ class Looker:
                 continue
             if candidate.spec == _EXACT.spec:
                 self._exact[index] = found
-            elif tables:
+            elif tables and not takes_tables(candidate.spec):
                 found = self._beside_tables(found, index, tables, flat.numel(), seen)
             seen.probes[number] = found
         return seen
@@ -204,7 +204,7 @@ class Looker:
     def _beside_tables(
         self, found: Probe, index: int, tables: list[tuple[int, int]], count: int, seen: Look
     ) -> Probe:
-        """A lossy candidate for all of a bucket but its tables, which go by `exact`."""
+        """A candidate for all of a bucket but its tables, which go by `exact`."""
         exact = self._exact.get(index)
         if exact is None:
             return found
@@ -242,7 +242,7 @@ class Looker:
     ) -> Probe | None:
         """Seconds, bytes and relative error of a candidate for what it gets of the bucket, by a
         block of that."""
-        avoided = tables if candidate.loss != LOSSLESS else []
+        avoided = [] if takes_tables(candidate.spec) else tables
         elements = flat.numel() - sum(end - begin for begin, end in avoided)
         if elements == 0:  # it would be `exact` under another name
             return None

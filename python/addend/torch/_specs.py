@@ -41,6 +41,13 @@ def options_of(spec: str) -> dict[str, str]:
     return dict(part.partition("=")[::2] for part in spec.partition(":")[2].split(",") if part)
 
 
+def takes_tables(spec: str) -> bool:
+    """Whether rows of a table that no rank looked up cost next to nothing and come back as zero: it
+    says where the union is, and adds nothing elsewhere, what it keeps neither."""
+    indexed = kind_of(spec) == "quant" and options_of(spec).get("index", "none") != "none"
+    return indexed or kind_of(spec) in _LOSSLESS
+
+
 def with_option(spec: str, name: str, value: str) -> str:
     """The spec with an option, unless it says something of its own there."""
     if name in options_of(spec):
@@ -84,12 +91,19 @@ class Specs:
     """The default and the overrides by name pattern; the first pattern that matches counts.
 
     With "adaptive", buckets have a codec of the controller's choice wherever no override matches.
-    A lossy default, or choice, leaves `tables`, by name, to `exact`: most rows of an embedding have
-    no gradient in a step, and the error that a lossy codec spreads over its blocks would move them.
+    A lossy default, or choice, leaves `tables`, by name, to `exact` unless it has an index: most
+    rows of an embedding have no gradient in a step, and the error that a lossy codec spreads over
+    its blocks would move them. Tables of `rows`, whose gradients say themselves which rows there
+    are, are left to `exact` by every lossy one: it would look for zeros in them, and keep nothing.
     """
 
     def __init__(
-        self, default: str, overrides: Mapping[str, str], world: int, tables: Collection[str] = ()
+        self,
+        default: str,
+        overrides: Mapping[str, str],
+        world: int,
+        tables: Collection[str] = (),
+        rows: Collection[str] = (),
     ) -> None:
         self.default = tuned(default)
         self._overrides = {bare(pattern): tuned(spec) for pattern, spec in overrides.items()}
@@ -101,9 +115,10 @@ class Specs:
                     f"{spec}: what this codec keeps cannot move between plans, so not beside"
                     " adaptive"
                 )
-        overridden = {name for name in tables if self._override(name) is not None}
-        lossless = kind_of(self.default) in _LOSSLESS
-        self.spared = frozenset(() if lossless else set(tables) - overridden)
+        mine = {name for name in tables if self._override(name) is None}
+        self._rows = mine & set(rows)
+        self.tables = frozenset(mine)  # that have the default, or `exact` if that is not for them
+        self.spared = frozenset(name for name in mine if self._spares(name, self.default))
 
     def _override(self, name: str) -> str | None:
         for pattern, spec in self._overrides.items():
@@ -111,11 +126,14 @@ class Specs:
                 return spec
         return None
 
+    def _spares(self, name: str, spec: str) -> bool:
+        lossy = kind_of(spec) not in (*_LOSSLESS, ADAPTIVE)
+        return lossy and name in self.tables and (name in self._rows or not takes_tables(spec))
+
     def of(self, name: str, choice: str | None = None) -> str:
         """`choice`: the controller's for its bucket, where there is one."""
         spec = choice or self.default
-        spared = name in self.spared and kind_of(spec) not in (*_LOSSLESS, ADAPTIVE)
-        return self._override(name) or ("exact" if spared else spec)
+        return self._override(name) or ("exact" if self._spares(name, spec) else spec)
 
     def unmatched(self, names: Collection[str]) -> list[str]:
         """Patterns that no name matches."""
@@ -123,4 +141,5 @@ class Specs:
 
     def __str__(self) -> str:
         rules = "".join(f", {pattern}: {spec}" for pattern, spec in self._overrides.items())
-        return self.default + rules + (", embedding tables: exact" if self.spared else "")
+        left = "" if self.spared == self.tables else " of sparse gradients"
+        return self.default + rules + (f", embedding tables{left}: exact" if self.spared else "")
