@@ -35,7 +35,7 @@ inline uint8_t nibble(const uint8_t* indices, uint64_t lane) {
 inline narrow::Group narrow_group_of(uint32_t least, uint32_t most, uint32_t seed, uint32_t bits) {
   const uint32_t top = (1u << bits) - 1;
   const uint32_t step = most == least ? 1 : (most - least + top - 1) / top;
-  return {least, step, seed >> 8 & 0xFF};
+  return {least, step, seed & 0xFF};
 }
 
 void fold(Op op, void* acc, const void* in, uint64_t lanes) noexcept;
