@@ -192,7 +192,8 @@ struct Threaded {
 };
 constexpr Threaded kThreaded[] = {
     {"cast bf16", {2.0, 1.2}},  {"quant", {2.7, 1.5}},          {"quant feedback", {5.5, 3.0}},
-    {"packed 5 %", {1.3, 0.8}}, {"two-level rows", {0.6, 0.4}},
+    {"packed 5 %", {1.3, 0.8}}, {"two-level rows", {0.6, 0.4}}, {"lowrank 1", {4.5, 2.5}},
+    {"lowrank 4", {6.0, 3.5}},  {"lowrank 8", {10.0, 5.5}},
 };
 
 constexpr Subject kMillion{"sketch with a million non-zeros", "exact:mode=sketch", "sketch", {}, 1};

@@ -7,6 +7,7 @@
 #include <limits>
 #include <utility>
 
+#include "base/chunks.h"
 #include "codec/convert.h"
 #include "codec/dense/dense.h"
 #include "codec/feedback.h"
@@ -38,10 +39,10 @@ class LowrankCodec final : public FeedbackCodec, public ReadableResidual {
     ADDEND_TRY(left_.reserve(division_.left_elements * 4));
     for (Buffer* right : {&last_right_, &own_right_, &right_})
       ADDEND_TRY(right->reserve(division_.right_elements * 4));
-    ADDEND_TRY(strips_.reserve(kRows * kStrip * 4));
+    ADDEND_TRY(reserve_scratch());
     lost_.resize(division_.matrices.size());
     learnt_.resize(division_.matrices.size());
-    weights_.resize(kRows * rank_);
+    samples_.resize(division_.row_pieces.size());
     std::fill(last_right_.as<float>(), last_right_.as<float>() + division_.right_elements, 0.0f);
     for (const Matrix& matrix : division_.matrices) {
       complete(columns_of(last_right_, matrix), stream(matrix));
@@ -54,8 +55,10 @@ class LowrankCodec final : public FeedbackCodec, public ReadableResidual {
   uint64_t memory_bytes() const override {
     uint64_t bytes =
         residual_.memory_bytes() + left_sum_->memory_bytes() + right_sum_->memory_bytes();
-    for (const Buffer* buffer : {&others_, &left_, &last_right_, &own_right_, &right_, &strips_})
+    for (const Buffer* buffer : {&others_, &left_, &last_right_, &own_right_, &right_})
       bytes += buffer->capacity();
+    for (const Scratch& one : scratch_)
+      bytes += one.strips.capacity() + one.weights.capacity();
     return bytes;
   }
   Status add_residual(float* to) const override {
@@ -65,6 +68,22 @@ class LowrankCodec final : public FeedbackCodec, public ReadableResidual {
   }
 
  private:
+  // A thread's own.
+  struct Scratch {
+    Buffer strips;   // rows as f32
+    Buffer weights;  // of a few rows
+    float* weight() { return weights.as<float>(); }
+  };
+  // Grows with the threads, and then stays.
+  Status reserve_scratch() {
+    if (scratch_.size() < loop_threads()) scratch_.resize(loop_threads());
+    for (Scratch& one : scratch_) {
+      ADDEND_TRY(one.strips.reserve(kRows * kStrip * 4));
+      ADDEND_TRY(one.weights.reserve(kRows * rank_ * 4));
+    }
+    return {};
+  }
+
   // ---- what later steps depend on
 
   uint64_t base_fingerprint() const override {
@@ -167,6 +186,7 @@ class LowrankCodec final : public FeedbackCodec, public ReadableResidual {
   }
 
   Result<bool> do_round(Round& round) override {
+    ADDEND_TRY(reserve_scratch());
     if (waiting_ == Waiting::kNothing) {
       waiting_ = Waiting::kLeft;
       return open_left(round);
@@ -183,8 +203,8 @@ class LowrankCodec final : public FeedbackCodec, public ReadableResidual {
   }
 
   Result<bool> open_left(Round& round) {
-    for (const Matrix& matrix : division_.matrices)
-      multiply(matrix);
+    for_pieces(division_.row_pieces,
+               [&](uint64_t p, Scratch& mine) { multiply(division_.row_pieces[p], mine); });
     ADDEND_TRY(left_sum_->begin(step_, left_.as<float>()));
     ADDEND_TRY(left_sum_->next_round(round));
     round.last = false;
@@ -198,37 +218,53 @@ class LowrankCodec final : public FeedbackCodec, public ReadableResidual {
 
   Status open_right() {
     ADDEND_TRY(left_sum_->finish());
-    for (std::size_t m = 0; m < division_.matrices.size(); ++m) {
+    for_each_chunk(division_.matrices.size(), [&](uint64_t m, uint32_t) {
       const Matrix& matrix = division_.matrices[m];
-      lost_[m] = !orthonormalise({left_.as<float>() + matrix.left, matrix.rows, rank_});
-      multiply_transposed(matrix, lost_[m]);
-    }
+      lost_[m] = orthonormalise({left_.as<float>() + matrix.left, matrix.rows, rank_}) ? 0 : 1;
+    });
+    for_pieces(division_.column_pieces, [&](uint64_t p, Scratch& mine) {
+      multiply_transposed(division_.column_pieces[p], mine);
+    });
     std::memcpy(right_.as<void>(), own_right_.as<void>(), division_.right_elements * 4);
     return right_sum_->begin(step_, right_.as<float>());
   }
 
   Status do_finish(void* gradient) override {
+    ADDEND_TRY(reserve_scratch());
     ADDEND_TRY(right_sum_->finish());
     ADDEND_TRY(right_sum_->take_losses(own_right_.as<float>()));
     for (std::size_t m = 0; m < division_.matrices.size(); ++m) {
       const Matrix& matrix = division_.matrices[m];
-      const Columns sum = columns_of(right_, matrix);
-      if (lost_[m] || !is_finite(sum)) {
-        lose(matrix, gradient);
-        continue;
-      }
-      split(matrix, gradient);
-      complete(sum, stream(matrix));
-      std::copy(sum.data, sum.data + rank_ * matrix.columns,
-                last_right_.as<float>() + matrix.right);
-      learn(matrix);
+      if (!is_finite(columns_of(right_, matrix))) lost_[m] = 1;
+      if (lost_[m] != 0) draft().nonfinite += matrix.count();
     }
+    for_pieces(division_.row_pieces, [&](uint64_t p, Scratch& mine) { split(p, mine, gradient); });
+    for (const Sample& sample : samples_) {  // in their order, whoever was first
+      draft().sampled_energy += sample.energy;
+      draft().sampled_error += sample.error;
+    }
+    for_each_chunk(division_.matrices.size(), [&](uint64_t m, uint32_t) {
+      if (lost_[m] == 0) keep(division_.matrices[m]);
+    });
     scatter_others(gradient);
     ++step_;
     return {};
   }
 
-  // ---- passes over a matrix: strips of columns, in each all rows
+  // The next step's basis.
+  void keep(const Matrix& matrix) {
+    const Columns sum = columns_of(right_, matrix);
+    complete(sum, stream(matrix));
+    std::copy(sum.data, sum.data + rank_ * matrix.columns, last_right_.as<float>() + matrix.right);
+    learn(matrix);
+  }
+
+  // ---- passes over a matrix: strips of columns, in each all rows of a piece
+
+  template <typename Visit>
+  void for_pieces(const std::vector<Piece>& pieces, Visit&& visit) {
+    for_each_chunk(pieces.size(), [&](uint64_t p, uint32_t thread) { visit(p, scratch_[thread]); });
+  }
 
   template <typename Visit>
   void for_strips(const Matrix& matrix, Visit&& visit) const {
@@ -237,50 +273,53 @@ class LowrankCodec final : public FeedbackCodec, public ReadableResidual {
   }
 
   // The elements of a row from `begin` on; other types than f32 go through strip number `strip`.
-  Row row_at(const Matrix& matrix, uint64_t row, uint64_t begin, uint64_t count, uint64_t strip) {
+  Row row_at(const Matrix& matrix, uint64_t row, uint64_t begin, uint64_t count, uint64_t strip,
+             Scratch& mine) {
     const uint64_t element = row * matrix.columns + begin;
     const float* residual = residual_.values() + matrix.residual + element;
     const DType dtype = layout().dtype;
     const auto* bytes =
         static_cast<const uint8_t*>(gradient_) + (matrix.begin + element) * dtype_bytes(dtype);
     if (dtype == DType::kF32) return {reinterpret_cast<const float*>(bytes), residual};
-    float* wide = strips_.as<float>() + strip * kStrip;
+    float* wide = mine.strips.as<float>() + strip * kStrip;
     convert(dtype, bytes, count, 1, DType::kF32, wide);
     return {wide, residual};
   }
 
   // left = M last_right
-  void multiply(const Matrix& matrix) {
+  void multiply(const Piece& piece, Scratch& mine) {
+    const Matrix& matrix = division_.matrices[piece.matrix];
     float* left = left_.as<float>() + matrix.left;
     for_strips(matrix, [&](uint64_t begin, uint64_t count) {
       const Factor<const float> columns{last_right_.as<float>() + matrix.right + begin,
                                         matrix.columns, rank_};
-      for (uint64_t i = 0; i < matrix.rows; ++i) {
-        multiply_row(row_at(matrix, i, begin, count, 0), count, columns, weights_.data());
+      for (uint64_t i = piece.begin; i < piece.end; ++i) {
+        multiply_row(row_at(matrix, i, begin, count, 0, mine), count, columns, mine.weight());
         for (uint64_t k = 0; k < rank_; ++k) {
           float& sum = left[k * matrix.rows + i];
-          sum = begin == 0 ? weights_[k] : sum + weights_[k];
+          sum = begin == 0 ? mine.weight()[k] : sum + mine.weight()[k];
         }
       }
     });
   }
 
   // own_right = M' left; zeros where left is not finite.
-  void multiply_transposed(const Matrix& matrix, bool lost) {
-    float* own = own_right_.as<float>() + matrix.right;
-    std::fill(own, own + rank_ * matrix.columns, 0.0f);
-    if (lost) return;
-    for_strips(matrix, [&](uint64_t begin, uint64_t count) {
-      for (uint64_t i = 0; i < matrix.rows; i += kRows) {
-        const uint64_t n = std::min(kRows, matrix.rows - i);
-        Row rows[kRows];
-        for (uint64_t r = 0; r < n; ++r) {
-          rows[r] = row_at(matrix, i + r, begin, count, r);
-          weigh(matrix, i + r, 1, weights_.data() + r * rank_);
-        }
-        add_rows(rows, n, count, weights_.data(), {own + begin, matrix.columns, rank_});
+  void multiply_transposed(const Piece& piece, Scratch& mine) {
+    const Matrix& matrix = division_.matrices[piece.matrix];
+    const uint64_t count = piece.end - piece.begin;
+    float* own = own_right_.as<float>() + matrix.right + piece.begin;
+    for (uint64_t k = 0; k < rank_; ++k)
+      std::fill_n(own + k * matrix.columns, count, 0.0f);
+    if (lost_[piece.matrix] != 0) return;
+    for (uint64_t i = 0; i < matrix.rows; i += kRows) {
+      const uint64_t n = std::min(kRows, matrix.rows - i);
+      Row rows[kRows];
+      for (uint64_t r = 0; r < n; ++r) {
+        rows[r] = row_at(matrix, i + r, piece.begin, count, r, mine);
+        weigh(matrix, i + r, 1, mine.weight() + r * rank_);
       }
-    });
+      add_rows(rows, n, count, mine.weight(), {own, matrix.columns, rank_});
+    }
   }
 
   // A row of left times `factor`.
@@ -290,53 +329,65 @@ class LowrankCodec final : public FeedbackCodec, public ReadableResidual {
       weights[k] = left[k * matrix.rows + row] * factor;
   }
 
-  // The result is left right' times the scale; M - left own_right' stays.
-  void split(const Matrix& matrix, void* gradient) {
+  // The result is left right' times the scale; M - left own_right' stays. Some element was not
+  // finite, on whatever worker: none of the result is, and nothing is learnt.
+  void split(uint64_t p, Scratch& mine, void* gradient) {
+    const Piece& piece = division_.row_pieces[p];
+    const Matrix& matrix = division_.matrices[piece.matrix];
+    samples_[p] = {};
+    if (lost_[piece.matrix] != 0) {
+      for (uint64_t i = piece.begin * matrix.columns; i < piece.end * matrix.columns; ++i)
+        store_float(layout().dtype, gradient, matrix.begin + i,
+                    std::numeric_limits<float>::quiet_NaN());
+      return;
+    }
     for_strips(matrix, [&](uint64_t begin, uint64_t count) {
-      for (uint64_t i = 0; i < matrix.rows; ++i)
-        split_strip(matrix, i, begin, count, gradient);
+      for (uint64_t i = piece.begin; i < piece.end; ++i)
+        split_strip({matrix, i, begin, count}, mine, gradient, samples_[p]);
     });
   }
 
-  void split_strip(const Matrix& matrix, uint64_t i, uint64_t begin, uint64_t count,
-                   void* gradient) {
+  // A row's part of a strip.
+  struct Place {
+    const Matrix& matrix;
+    uint64_t row, begin, count;
+  };
+  // What the report says of a piece.
+  struct Sample {
+    double energy = 0, error = 0;
+  };
+
+  void split_strip(const Place& at, Scratch& mine, void* gradient, Sample& sample) {
+    const auto& [matrix, i, begin, count] = at;
     const DType dtype = layout().dtype;
     const uint64_t element = i * matrix.columns + begin;
     uint8_t* to = static_cast<uint8_t*>(gradient) + (matrix.begin + element) * dtype_bytes(dtype);
-    float* wide = dtype == DType::kF32 ? reinterpret_cast<float*>(to) : strips_.as<float>();
-    const Row row = row_at(matrix, i, begin, count, 0);
+    float* wide = dtype == DType::kF32 ? reinterpret_cast<float*>(to) : mine.strips.as<float>();
+    const Row row = row_at(matrix, i, begin, count, 0, mine);
     const bool sampled = (i + step_) % kSampleEvery == 0;
     if (sampled) {
       for (uint64_t j = 0; j < count; ++j)
-        draft().sampled_energy += square(row.gradient[j] + row.residual[j]);
+        sample.energy += square(row.gradient[j] + row.residual[j]);
     }
-    weigh(matrix, i, 1, weights_.data());
-    weigh(matrix, i, scale(), weights_.data() + rank_);
+    weigh(matrix, i, 1, mine.weight());
+    weigh(matrix, i, scale(), mine.weight() + rank_);
     const uint64_t offset = matrix.right + begin;
     float* residual = residual_.values() + matrix.residual + element;
     split_row(row, count,
-              {weights_.data(),
-               weights_.data() + rank_,
+              {mine.weight(),
+               mine.weight() + rank_,
                {own_right_.as<float>() + offset, matrix.columns, rank_},
                {right_.as<float>() + offset, matrix.columns, rank_},
                residual,
                wide});
     if (sampled) {
       for (uint64_t j = 0; j < count; ++j)
-        draft().sampled_error += square(residual[j]);
+        sample.error += square(residual[j]);
     }
     if (dtype != DType::kF32) convert(DType::kF32, wide, count, 1, dtype, to);
   }
 
   static double square(float x) { return static_cast<double>(x) * static_cast<double>(x); }
-
-  // Some element was not finite, on whatever worker: none of the result is, and nothing is learnt.
-  void lose(const Matrix& matrix, void* gradient) {
-    for (uint64_t i = 0; i < matrix.count(); ++i)
-      store_float(layout().dtype, gradient, matrix.begin + i,
-                  std::numeric_limits<float>::quiet_NaN());
-    draft().nonfinite += matrix.count();
-  }
 
   Columns columns_of(Buffer& factor, const Matrix& matrix) const {
     return {factor.as<float>() + matrix.right, matrix.columns, rank_};
@@ -376,13 +427,13 @@ class LowrankCodec final : public FeedbackCodec, public ReadableResidual {
   Waiting waiting_ = Waiting::kNothing;
   const void* gradient_ = nullptr;
   std::vector<uint64_t> learnt_;  // of each matrix: digest of its part of last_right_
-  std::vector<bool> lost_;        // of each matrix: its left factor is not finite
-  std::vector<float> weights_;    // of a few rows
+  std::vector<uint8_t> lost_;     // of each matrix: 1 if a factor is not finite
+  std::vector<Sample> samples_;   // of each piece of rows
+  std::vector<Scratch> scratch_;  // of each thread
   Buffer others_;                 // elements of the layout's type
   Buffer left_, right_;           // this worker's, then the sums
   Buffer own_right_;              // this worker's part of right_
   Buffer last_right_;             // of the last step, orthonormal
-  Buffer strips_;                 // rows as f32
 };
 
 }  // namespace

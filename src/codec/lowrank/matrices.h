@@ -25,8 +25,17 @@ struct Stretch {
   uint64_t begin = 0, count = 0;
 };
 
+/// Rows or columns of a matrix that one thread takes at a time. Where a matrix is cut depends on
+/// its shape alone, and changes no bit of what is sent or decoded: an element of a factor is a sum
+/// along a row, or down a column, and pieces have whole ones.
+struct Piece {
+  uint64_t matrix = 0;  ///< its number
+  uint64_t begin = 0, end = 0;
+};
+
 struct Division {
   std::vector<Matrix> matrices;
+  std::vector<Piece> row_pieces, column_pieces;  ///< of all matrices
   std::vector<Stretch> others;
   uint64_t matrix_elements = 0, other_elements = 0;
   uint64_t left_elements = 0, right_elements = 0;
