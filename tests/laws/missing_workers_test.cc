@@ -43,6 +43,9 @@ const std::vector<std::string> kSpecs = {
     "quant:bits=3,down=8,feedback=float",
     "quant:index=packed",
     "quant:index=auto,feedback=float",
+    "quant:index=auto,bits=4,down=8",
+    "quant:index=packed,bits=8,down=4,feedback=float",
+    "quant:norms=ahead,feedback=float,bits=8,down=8",
 };
 
 // Who is missing in a step: each with probability `rate`, but never all.
@@ -167,6 +170,40 @@ TEST(MissingWorkers, NoStepAfterAnAbsenceIsLargerThanOthers) {
         EXPECT_LT(largest_norm(workers, gradients, 0, 10), 1.1 * usual)
             << spec << " after " << absence << " steps";
       }
+    }
+  }
+}
+
+// So many that quant narrows sums by itself where it may. The bound is that of eight bits and of
+// the fewest workers, whose mean has the most noise of the gradients that are not alike.
+TEST(MissingWorkers, AreMadeUpForInNarrowSumsOfMany) {
+  for (const char* spec : {"quant", "quant:index=auto"}) {
+    Layout layout = layout_of(20, 1500);
+    layout.network.narrows = true;
+    Lockstep workers(spec, layout);
+    for (uint64_t step = 0; step < 6; ++step) {
+      std::vector<Bytes> gradients = standard_normal(layout, step);
+      std::vector<double> truth(layout.count, 0.0);
+      uint32_t present = 0;
+      for (uint32_t w = 0; w < layout.world; ++w) {
+        const bool out = step > 0 && addend_random(step, w) % 3 == 0;
+        workers.leave_out(w, out);
+        if (out) continue;
+        ++present;
+        const std::vector<double> own = doubles(gradients[w]);
+        for (uint64_t i = 0; i < layout.count; ++i)
+          truth[i] += own[i];
+      }
+      ASSERT_TRUE(workers.step(gradients)) << spec;
+      double error = 0;
+      for (uint64_t i = 0; i < layout.count; ++i) {
+        truth[i] *= static_cast<double>(layout.world) / present;
+        const auto sum = static_cast<double>(read(DType::kF32, gradients[step], i));
+        error += std::pow(sum - truth[i], 2);
+      }
+      EXPECT_LE(error, 0.002 * inner(truth, truth)) << spec << " step " << step;
+      for (const Bytes& other : gradients)
+        ASSERT_EQ(other, gradients[0]) << spec;
     }
   }
 }

@@ -62,10 +62,12 @@ TEST(QuantIndex, LeavesZerosAloneForEveryTypeWorldDensityAndOverlap) {
       {"quant:index=auto,carrier=indices,block=whole", 0.1},
       {"quant:index=auto,bits=auto", 0.1},
       {"quant:index=packed,bits=8,rotate=none", 0.1},
+      {"quant:index=auto,bits=4,down=8", 0.1},
+      {"quant:index=two-level,bits=8,down=4,feedback=float", 0.3},
   };
   for (const auto& [spec, bound] : specs) {
     for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
-      for (const uint32_t world : {1u, 2u, 3u, 17u}) {
+      for (const uint32_t world : {1u, 2u, 3u, 17u, 18u}) {
         for (const uint64_t count : {1, 64, 65, 3001}) {
           if (world * count > 20000) continue;
           for (const double density : {0.0, 0.01, 0.2, 1.0}) {
@@ -92,7 +94,8 @@ TEST(QuantIndex, LeavesZerosAloneForEveryTypeWorldDensityAndOverlap) {
 }
 
 TEST(QuantIndex, GivesQuantsBitsWhereEverythingIsTouched) {
-  for (const char* options : {"", ",carrier=indices", ",bits=auto,block=256", ",bits=7"}) {
+  for (const char* options : {"", ",carrier=indices", ",bits=auto,block=256", ",bits=7",
+                              ",bits=3,down=8", ",bits=8,down=4"}) {
     Layout layout = layout_of(3, 5003);
     layout.network = {50, 0.1};  // bytes decide how the index travels
     Lockstep plain(std::string("quant:nonfinite=nan") + options, layout);
@@ -107,6 +110,31 @@ TEST(QuantIndex, GivesQuantsBitsWhereEverythingIsTouched) {
       const Report& report = indexed.codec(0).report();
       EXPECT_LE(report.wire_bytes, plain.codec(0).report().wire_bytes * 102 / 100) << options;
       EXPECT_EQ(report.rounds, 3u) << options;
+    }
+  }
+}
+
+// What a group in which sums may be narrow takes by itself: eight bits both ways, of the union
+// only.
+TEST(QuantIndex, ManyWorkersWhoseSumsMayBeNarrowSendEightBitsOfTheUnion) {
+  for (const uint32_t world : {18u, 64u}) {
+    for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
+      Layout layout = layout_of(world, 64 * 60 + 7);
+      layout.dtype = dtype;
+      Lockstep whole("quant:index=auto", layout);
+      Lockstep named("quant:index=auto,bits=8,down=8", layout);
+      layout.network.narrows = true;
+      Lockstep workers("quant:index=auto", layout);
+      for (uint64_t step = 0; step < 3; ++step) {
+        const std::vector<Bytes> before = live_rows(layout, 0.3, step);
+        std::vector<Bytes> after = before, others = before, same = before;
+        ASSERT_TRUE(workers.step(after) && whole.step(others) && named.step(same));
+        const std::string what = std::string(dtype_name(dtype)) + " world " + std::to_string(world);
+        expect_near(scenario_of(layout), before, after, 0.001 / world, what);
+        EXPECT_EQ(after, same) << what;
+        EXPECT_LT(workers.codec(0).report().wire_bytes, whole.codec(0).report().wire_bytes * 6 / 10)
+            << what;
+      }
     }
   }
 }

@@ -4,6 +4,7 @@
 // quant_average_test.cc shows that it is right on average.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -200,6 +201,125 @@ TEST(QuantLaw, NarrowSumsThatFitDecodeToTheBitsOfWholeOnes) {
         std::vector<Bytes> expected = standard_normal(layout, step), actual = expected;
         ASSERT_TRUE(whole.step(expected) && narrow.step(actual));
         ASSERT_EQ(actual, expected) << spec << " world " << world << " step " << step;
+      }
+    }
+  }
+}
+
+constexpr DType kTypes[] = {DType::kF32, DType::kBf16, DType::kF16};
+
+// What a step's sums lack of the workers' gradients, squared, over what those have.
+double squared_error(const Layout& layout, const std::vector<Bytes>& before, const Bytes& after) {
+  const std::vector<double> expected = sums(scenario_of(layout), before);
+  double error = 0, energy = 0;
+  for (uint64_t i = 0; i < layout.count; ++i) {
+    error += std::pow(static_cast<double>(read(layout.dtype, after, i)) - expected[i], 2);
+    for (const Bytes& gradient : before)
+      energy += std::pow(static_cast<double>(read(layout.dtype, gradient, i)), 2);
+  }
+  return error / energy;
+}
+
+// Gradients are independent, so the sum has the energy of all of them together. quant_average_test
+// shows that what it lacks is nothing on average.
+TEST(QuantLaw, NarrowSumsAreNearTheSumInEveryTypeAndWorld) {
+  const std::pair<const char*, double> specs[] = {
+      {"quant:bits=1,down=4", 2.0},  {"quant:bits=2,down=4", 0.35}, {"quant:bits=3,down=4", 0.15},
+      {"quant:bits=4,down=4", 0.06}, {"quant:bits=8,down=4", 0.04}, {"quant:bits=3,down=8", 0.12},
+      {"quant:bits=4,down=8", 0.04}, {"quant:bits=8,down=8", 0.001}};
+  for (const auto& [spec, bound] : specs) {
+    for (const DType dtype : kTypes) {
+      double largest = 0;
+      for (const uint32_t world : {1u, 2u, 3u, 5u, 17u, 18u, 64u, 257u}) {
+        Layout layout = layout_of(world, 1100);
+        layout.dtype = dtype;
+        Lockstep workers(spec, layout);
+        for (uint64_t step = 0; step < 2; ++step) {
+          const std::vector<Bytes> before = standard_normal(layout, step);
+          std::vector<Bytes> after = before;
+          ASSERT_TRUE(workers.step(after)) << spec << " world " << world;
+          for (const Bytes& other : after)
+            ASSERT_EQ(other, after[0]) << spec << " world " << world;
+          const double error = squared_error(layout, before, after[0]);
+          EXPECT_LE(error, bound) << spec << " " << dtype_name(dtype) << " world " << world;
+          largest = std::max(largest, error);
+        }
+      }
+      std::printf("%s %s: squared error at most %.4f\n", spec, dtype_name(dtype), largest);
+    }
+  }
+}
+
+// Without rotation a state's residual is the gradient's elements, behind a header.
+void add_kept(Lockstep& workers, const Layout& layout, double sign, std::vector<double>& to) {
+  for (uint32_t w = 0; w < layout.world; ++w) {
+    Bytes kept = *workers.codec(w).save_state();
+    kept.erase(kept.begin(), kept.begin() + 16);
+    for (uint64_t i = 0; i < layout.count; ++i)
+      to[i] += sign * static_cast<double>(read(DType::kF32, kept, i));
+  }
+}
+
+// Norms grow by more than the head-room, fall, and are silent. What is decoded and what is kept are
+// all that there was, but for the rounding of the result's type.
+TEST(QuantLaw, NormsAheadLoseNothingInAnyTypeAndWorld) {
+  constexpr double kScales[] = {1, 3, 0.25, 0, 1, 1};
+  for (const DType dtype : kTypes) {
+    for (const uint32_t world : {1u, 17u, 18u, 64u}) {
+      Layout layout = layout_of(world, 640);
+      layout.dtype = dtype;
+      Lockstep workers("quant:norms=ahead,feedback=float,rotate=none,block=64", layout);
+      for (uint64_t step = 0; step < std::size(kScales); ++step) {
+        std::vector<Bytes> gradients =
+            make_gradients(scenario_of(layout), [&](uint32_t w, uint64_t i) {
+              return static_cast<float>(kScales[step] * normal(step + 100 * w, i));
+            });
+        std::vector<double> lacks = sums(scenario_of(layout), gradients);
+        add_kept(workers, layout, 1, lacks);
+        ASSERT_TRUE(workers.step(gradients));
+        EXPECT_EQ(workers.codec(0).report().rounds, step == 0 ? 2u : 1u);
+        add_kept(workers, layout, -1, lacks);
+        const double unit = dtype == DType::kF32    ? 0x1p-24
+                            : dtype == DType::kBf16 ? 0x1p-9
+                                                    : 0x1p-12;
+        for (uint64_t i = 0; i < layout.count; ++i) {
+          const auto decoded = static_cast<double>(read(dtype, gradients[world - 1], i));
+          ASSERT_NEAR(decoded, lacks[i], 2 * unit * std::fabs(decoded) + 2e-6 * world)
+              << dtype_name(dtype) << " world " << world << " step " << step << " element " << i;
+        }
+      }
+    }
+  }
+}
+
+// All that was put in has come back some silent steps later. A narrow sum's own rounding is
+// nobody's, and a type's neither.
+TEST(QuantLaw, NormsAheadDeliverWhatTheyHeldBackInEveryTypeAndWorld) {
+  const std::pair<const char*, double> specs[] = {
+      {"quant:norms=ahead,feedback=float", 1e-4},
+      {"quant:norms=ahead,feedback=byte,bits=4", 1e-3},
+      {"quant:norms=ahead,feedback=float,bits=8,down=8", 0.01}};
+  for (const auto& [spec, bound] : specs) {
+    for (const DType dtype : kTypes) {
+      for (const uint32_t world : {1u, 17u, 18u, 64u}) {
+        Layout layout = layout_of(world, 700);
+        layout.dtype = dtype;
+        Lockstep workers(spec, layout);
+        std::vector<double> owed(layout.count, 0.0);
+        double energy = 0, left = 0;
+        for (uint64_t step = 0; step < 60; ++step) {
+          std::vector<Bytes> gradients(world, Bytes(layout.count * dtype_bytes(dtype), 0));
+          if (step < 3) gradients = standard_normal(layout, step);
+          const std::vector<double> expected = sums(scenario_of(layout), gradients);
+          ASSERT_TRUE(workers.step(gradients)) << spec;
+          for (uint64_t i = 0; i < layout.count; ++i) {
+            owed[i] += expected[i] - static_cast<double>(read(dtype, gradients[0], i));
+            energy += expected[i] * expected[i];
+          }
+        }
+        for (const double one : owed)
+          left += one * one;
+        EXPECT_LE(left, bound * energy) << spec << " " << dtype_name(dtype) << " world " << world;
       }
     }
   }

@@ -114,6 +114,7 @@ double bytes_over_best(const Layout& layout, uint64_t steps,
   for (const char* spec : {"dense", "exact:mode=packed", "exact:mode=two-level",
                            "exact:mode=two-level,block=256", "exact:mode=bloom"})
     modes.emplace_back(spec, layout);
+  if (layout.network.gathers) modes.emplace_back("exact:mode=gather", layout);
   double bytes = 0, best = 0;
   for (uint64_t step = 0; step < steps; ++step) {
     const std::vector<Bytes> gradients = gradients_of(kind(step), layout, step);
@@ -149,13 +150,16 @@ TEST(Sequence, BytesAreNearTheBestOfEveryStep) {
   };
   for (const Case& one : cases) {
     for (const Kind usual : {Kind::kRows, Kind::kScattered}) {
-      const DType dtype = usual == Kind::kRows ? DType::kF32 : DType::kF16;
-      const double ratio = bytes_over_best(slow_network(dtype), one.steps, [&](uint64_t step) {
-        return one.is_odd(step) ? one.odd : usual;
-      });
-      std::printf("%s, %s: bytes x %.3f\n", one.name, usual == Kind::kRows ? "rows" : "scattered",
-                  ratio);
-      EXPECT_LE(ratio, 1.3) << one.name;
+      for (const bool gathers : {false, true}) {  // on a mesh, messages of one's own may be best
+        Layout layout = slow_network(usual == Kind::kRows ? DType::kF32 : DType::kF16);
+        layout.network.gathers = gathers;
+        const double ratio = bytes_over_best(
+            layout, one.steps, [&](uint64_t step) { return one.is_odd(step) ? one.odd : usual; });
+        std::printf("%s, %s%s: bytes x %.3f\n", one.name,
+                    usual == Kind::kRows ? "rows" : "scattered", gathers ? ", mesh" : "", ratio);
+        // How long messages of one's own are is asked every 16 steps; rows vary by half in between.
+        EXPECT_LE(ratio, gathers ? 1.6 : 1.3) << one.name;
+      }
     }
   }
 }
@@ -174,6 +178,41 @@ TEST(Sequence, LooksForSparseGradientsAsLongAsItWentWithoutThem) {
     }
     EXPECT_LE(late, dense) << "after " << dense << " dense steps";
     EXPECT_EQ(workers.codec(0).report().mode, "two-level");
+  }
+}
+
+// Lowrank's bytes are those of its rank, whatever it learnt. Directions that turn by a fiftieth of
+// a turn a step are followed from the second step on; others, at once, are caught up with as soon.
+TEST(Sequence, LowrankFollowsDirectionsThatTurn) {
+  constexpr uint64_t kRows = 60, kColumns = 80;
+  for (const uint32_t world : {3u, 17u}) {
+    Layout layout = layout_of(world, kRows * kColumns);
+    layout.segments = {{1, layout.count, kRows}};
+    Lockstep workers("lowrank:rank=2", layout);
+    for (uint64_t step = 0; step < 30; ++step) {
+      const uint64_t stream = step < 20 ? 7 : 8;
+      const double angle = 6.283185307179586 * static_cast<double>(step) / 50;
+      std::vector<Bytes> gradients =
+          make_gradients(scenario_of(layout), [&](uint32_t w, uint64_t i) {
+            const uint64_t row = i / kColumns, column = i % kColumns;
+            const double first = normal(stream, row) * normal(stream + 2, column);
+            const double second = normal(stream + 4, row) * normal(stream + 6, column);
+            const double noise = 0.02 * normal(100 * step + w, i);
+            return static_cast<float>(std::cos(angle) * first + second + noise);
+          });
+      const std::vector<double> truth = sums(scenario_of(layout), gradients);
+      ASSERT_TRUE(workers.step(gradients));
+      EXPECT_EQ(workers.codec(0).report().wire_bytes, 4 * 2 * (kRows + kColumns));
+      double error = 0, energy = 0;
+      for (uint64_t i = 0; i < layout.count; ++i) {
+        error +=
+            std::pow(static_cast<double>(read(DType::kF32, gradients[world - 1], i)) - truth[i], 2);
+        energy += truth[i] * truth[i];
+      }
+      if (step % 20 > 1) {
+        EXPECT_LE(error, 0.02 * energy) << "world " << world << " step " << step;
+      }
+    }
   }
 }
 
