@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Workers with gradients from the input, in every mode, value mode and element type of exact, or
-// with options of quant. First pass: the sums must be right (quant: near). Second pass: a reducer
-// that overwrites planes with the input before the workers see them; an error or any sum will do, a
-// crash will not.
+// with options of another codec. First pass: the sums must be right (quant: near; of codecs that
+// keep something back: the same on all workers). Second pass: a reducer that overwrites planes with
+// the input before the workers see them; an error or any sum will do, a crash will not.
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -14,6 +14,7 @@
 #include "tests/support/exact_sum.h"
 #include "tests/support/quant_workers.h"
 #include "tests/support/tampered_steps.h"
+#include "wire/half.h"
 
 using addend::DType;
 using addend::Layout;
@@ -34,27 +35,65 @@ struct Case {
   bool quant = false;
   bool reproducible = false;
   bool sketch = false;
+  bool cast = false;   // without feedback
+  bool keeps = false;  // something back, or leaves it out
   Layout layout;
   std::vector<Gradient> gradients;
 };
 
-constexpr uint8_t kQuant = 128;  // set in an input's first byte
+// An input's first byte: from here on other codecs than exact.
+constexpr uint8_t kQuant = 128, kOthers = 224;
+
+void add_option(Input& input, Case& c, const char* key, std::initializer_list<const char*> values) {
+  const std::string value = values.begin()[input.take<uint8_t>() % values.size()];
+  if (value.empty()) return;
+  c.spec += (c.spec.find(':') == std::string::npos ? ":" : ",") + std::string(key) + "=" + value;
+}
 
 void read_quant_options(Input& input, Case& c) {
   c.quant = true;
   const uint64_t bits = input.take<uint8_t>() % 9;
   c.spec = "quant:bits=" + (bits == 0 ? "auto" : std::to_string(bits));
   const auto add = [&](const char* key, std::initializer_list<const char*> values) {
-    c.spec += std::string(",") + key + "=" + values.begin()[input.take<uint8_t>() % values.size()];
+    add_option(input, c, key, values);
   };
   add("levels", {"table", "uniform", "published"});
   add("rotate", {"block", "none"});
   add("block", {"64", "whole", "128", "1024", "2048"});
   add("rounding", {"correlated", "independent"});
   add("feedback", {"none", "float", "byte"});
-  add("carrier", {"levels", "indices"});
+  add("carrier", {"levels", "indices", ""});
   add("nonfinite", {"nan", "error"});
   add("index", {"none", "auto", "packed", "two-level"});
+  add("down", {"", "8", "4"});
+  add("norms", {"step", "ahead"});
+}
+
+void read_other_options(Input& input, Case& c) {
+  constexpr const char* kNames[] = {"cast",    "lowrank", "topk",   "threshold",
+                                    "redsync", "dgc",     "random", "leader"};
+  const uint64_t name = input.take<uint8_t>() % std::size(kNames);
+  c.spec = kNames[name];
+  if (name == 0) {
+    add_option(input, c, "to", {"bf16", "f16"});
+    add_option(input, c, "feedback", {"", "float"});
+    c.cast = c.spec.find("feedback") == std::string::npos;
+  } else if (name == 1) {
+    add_option(input, c, "rank", {"1", "2", "3", "5"});
+    add_option(input, c, "factors", {"", "bf16", "quant"});
+  } else {
+    add_option(input, c, "density", {"0.01", "0.1", "0.5", "1", "0.0001"});
+  }
+  if (name > 1 && name < 6) {
+    add_option(input, c, "index", {"", "packed", "two-level", "sketch", "bloom", "gather"});
+    add_option(input, c, "values", {"", "reproducible"});
+  }
+  if (name == 5) {
+    add_option(input, c, "momentum", {"", "0", "0.5"});
+    add_option(input, c, "clip", {"", "1", "1e30"});
+    add_option(input, c, "warmup", {"", "2"});
+  }
+  c.keeps = !c.cast;
 }
 
 void read_layout(Input& input, Case& c) {
@@ -64,10 +103,23 @@ void read_layout(Input& input, Case& c) {
   c.layout.seed = input.take<uint8_t>();
 }
 
+// A matrix, if there is room for one, and the rest.
+void read_segments(Input& input, Case& c) {
+  const uint64_t rows = 1 + input.take<uint8_t>() % 64, columns = c.layout.count / rows;
+  if (columns == 0) return;
+  c.layout.segments = {{7, rows * columns, rows}, {3, c.layout.count - rows * columns}};
+}
+
 Case read_case(Input& input) {
   constexpr const char* kModes[] = {"auto", "packed", "two-level", "sketch", "bloom", "gather"};
   Case c;
   const uint8_t first = input.take<uint8_t>();
+  if (first >= kOthers) {
+    read_other_options(input, c);
+    read_layout(input, c);
+    read_segments(input, c);
+    return c;
+  }
   if (first >= kQuant) {
     read_quant_options(input, c);
     read_layout(input, c);
@@ -119,6 +171,27 @@ float dense_sum(const Case& c, uint64_t i) {
   return element(c.layout.dtype, sum.data(), 0);
 }
 
+DType cast_type(const Case& c) {
+  return c.spec.find("to=f16") == std::string::npos ? DType::kBf16 : DType::kF16;
+}
+
+uint16_t half(DType type, float value) {
+  return type == DType::kBf16 ? addend_bf16_from_f32(value) : addend_f16_from_f32(value);
+}
+
+float cast_sum(const Case& c, uint64_t i) {
+  const DType to = cast_type(c);
+  uint16_t sum = half(to, element(c.layout.dtype, c.gradients[0].data(), i));
+  for (uint32_t w = 1; w < c.layout.world; ++w) {
+    const uint16_t next = half(to, element(c.layout.dtype, c.gradients[w].data(), i));
+    sum = half(to, element(to, &sum, 0) + element(to, &next, 0));
+  }
+  const float result = element(to, &sum, 0);
+  if (c.layout.dtype == DType::kF32) return result;
+  const uint16_t last = half(c.layout.dtype, result);
+  return element(c.layout.dtype, &last, 0);
+}
+
 // Non-zero addends of element i; `last` is one of them.
 uint32_t addends(const Case& c, uint64_t i, float* last) {
   uint32_t found = 0;
@@ -143,8 +216,12 @@ bool same(float a, float b) { return a == b || (std::isnan(a) && std::isnan(b));
 void check_sums(const Case& c, const std::vector<Gradient>& sums) {
   for (uint32_t w = 1; w < c.layout.world; ++w)
     require(sums[w] == sums[0]);
-  for (uint64_t i = 0; i < c.layout.count; ++i) {
+  for (uint64_t i = 0; i < c.layout.count && !c.keeps; ++i) {
     const float actual = element(c.layout.dtype, sums[0].data(), i);
+    if (c.cast) {
+      require(same(actual, cast_sum(c, i)));
+      continue;
+    }
     float only = 0;
     if (addends(c, i, &only) < 2) {
       require(same(actual, only));

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "addend/codec.h"
+#include "wire/narrow.h"
 
 namespace addend::testing_support {
 
@@ -117,6 +118,41 @@ class QuantWorkers {
     }
   }
 
+  /// What lane i of a narrow sum's plane says.
+  static uint32_t level(const Plane& plane, uint64_t i) {
+    const uint32_t bits = addend_op_index_bits(static_cast<addend_op>(plane.op));
+    const auto* bytes = static_cast<const uint8_t*>(plane.data);
+    if (bits == 8) return bytes[i];
+    uint32_t index = 0;
+    for (uint64_t bit = 0; bit < bits; ++bit) {
+      const uint64_t at = i * bits + bit;
+      index |= (bytes[at / 8] >> at % 8 & 1u) << bit;
+    }
+    return static_cast<const uint8_t*>(plane.table)[index];
+  }
+
+  /// docs/formats/planes.md, "Narrow sums".
+  static void narrow(Op op, const std::vector<uint32_t>& whole, std::vector<uint8_t>& sums) {
+    const uint32_t bits = addend_op_narrow_bits(static_cast<addend_op>(op)), top = (1u << bits) - 1;
+    for (uint64_t begin = 0; begin < whole.size(); begin += narrow::kGroupLanes) {
+      const uint64_t end = std::min<uint64_t>(begin + narrow::kGroupLanes, whole.size());
+      uint32_t least = ~0u, most = 0, seed = 0;
+      for (uint64_t i = begin; i < end; ++i) {
+        least = std::min(least, whole[i]);
+        most = std::max(most, whole[i]);
+        seed += static_cast<uint32_t>(2 * (i - begin) + 1) * whole[i];
+      }
+      const narrow::Group group{least, std::max(1u, (most - least + top - 1) / top), seed & 255};
+      uint8_t* at = sums.data() + narrow::group_at(bits, begin / narrow::kGroupLanes);
+      narrow::write_group(group, at);
+      for (uint32_t i = 0; i < end - begin; ++i) {
+        uint8_t& byte = at[ADDEND_NARROW_HEADER_BYTES + i * bits / 8];
+        byte = static_cast<uint8_t>(byte | narrow::narrowed(group, i, whole[begin + i])
+                                               << i * bits % 8);
+      }
+    }
+  }
+
   static void raise(const Plane& plane, std::vector<uint8_t>& most) {
     for (uint64_t i = 0; i < plane.lanes; ++i) {
       uint32_t have = 0;
@@ -135,17 +171,23 @@ class QuantWorkers {
   Status reduce(std::vector<Round>& rounds, std::size_t p, uint32_t number, const Tamper& tamper) {
     const Plane& shape = rounds[0].planes[p];
     std::vector<uint8_t> sums(op_sum_bytes(shape.op, shape.lanes), 0);
+    const bool narrows = addend_op_is_narrow(static_cast<addend_op>(shape.op)) != 0;
+    std::vector<uint32_t> whole(narrows ? shape.lanes : 0, 0);
     for (std::size_t w = 0; w < rounds.size(); ++w) {
       const Plane& plane = rounds[w].planes[p];
       if (plane.op != shape.op || plane.lanes != shape.lanes)
         return make_error(Errc::kMismatch, "workers sent different planes");
       if (w < 64 && (missing_ >> w & 1) != 0) continue;
-      if (plane.op == Op::kOrU64) {
+      if (narrows) {
+        for (uint64_t i = 0; i < plane.lanes; ++i)
+          whole[i] += level(plane, i);
+      } else if (plane.op == Op::kOrU64) {
         unite(plane, sums);
       } else {
         plane.op == Op::kMaxU32 ? raise(plane, sums) : add(plane, sums);
       }
     }
+    if (narrows) narrow(shape.op, whole, sums);
     if (tamper) tamper(number, shape, sums);
     for (Round& round : rounds) {
       void* to = is_table_sum(shape.op) ? round.planes[p].sums : round.planes[p].data;
