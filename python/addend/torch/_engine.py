@@ -171,11 +171,13 @@ class Engine:
     def leaves(self, tensor: torch.Tensor) -> bool:
         """Whether plain sums of such tensors are better left to the backend: it has links between
         devices. The host's are quicker over the mesh, but for slow links: there nothing is gained
-        by adding faster, and threads of ours wait for cores that backward has."""
+        by adding faster, and threads of ours wait for cores that backward has. Not halves: not
+        every backend of the host takes them."""
         # Where planes go through the backend, too, both would be in each other's way.
         if self.way != "mesh" or tensor.device.type != self.device.type:
             return False
-        return self.device.type != "cpu" or self.link.gbit_per_s < _SLOW_GBIT_PER_S
+        slow = self.link.gbit_per_s < _SLOW_GBIT_PER_S
+        return self.device.type != "cpu" or (slow and tensor.dtype == torch.float32)
 
     def run(
         self,
