@@ -21,7 +21,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-from failing import break_jobs, fail_at  # noqa: E402
+from failing import break_copies, break_jobs, fail_at  # noqa: E402
 from ranks import run_ranks  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
@@ -330,7 +330,9 @@ def fail_a_switch(rank: int, world: int, after: str, views: bool, stage: str) ->
         send(model, rank, step)
     before = handle.state_dict()["parameters"]
     assert before["weight"]["residual"].any()
-    if rank == 0:  # the first job is the exchange of signals
+    if rank == 0 and stage == "memory":
+        break_copies(RuntimeError("broken by the test"))
+    elif rank == 0:  # the first job is the exchange of signals
         break_jobs(stage, 2, ValueError("broken by the test"))
     assert "broken by the test" in fail_at(lambda: send(model, rank, WINDOWS[2]))[0]
     assert handle._buckets.known[0].spec == after
@@ -342,7 +344,7 @@ def fail_a_switch(rank: int, world: int, after: str, views: bool, stage: str) ->
     handle.close()
 
 
-@pytest.mark.parametrize("stage", ["submit", "encode"])
+@pytest.mark.parametrize("stage", ["memory", "submit", "encode"])
 @pytest.mark.parametrize("views", [False, True])
 @pytest.mark.parametrize("after", ["exact", FEW])
 def test_what_is_kept_outlives_the_failure_of_a_switch(after: str, views: bool, stage: str) -> None:

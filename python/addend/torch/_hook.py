@@ -141,11 +141,11 @@ class Handle:
             self._unfinished += 1
             self._all_submitted = bucket.is_last()
         if buffer.is_sparse:
-            promised = self._sum_rows(place, buffer, bucket.parameters())
+            promised = self._sum_rows(place, buffer, bucket.parameters)
         else:
             known = self._buckets.find(index, buffer, bucket.parameters)
             if self._adaptive is not None:
-                known = self._adapt(place, known, buffer, bucket.parameters())
+                known = self._adapt(place, known, buffer, bucket.parameters)
             if self._leaves(place, known, buffer):
                 promised = self._leave(place, known, buffer)
             else:
@@ -194,14 +194,7 @@ class Handle:
         sent = self._in_pieces(known, buffer, place.bucket, parameters) or known
         codecs = sent.codecs
         assert codecs is not None
-        memory = sent.memory
-        if memory is None or memory.tensor is not buffer:
-            memory = sent.memory = Memory(buffer, codecs.on_device)
-        before = None
-        if known.owed is not None:
-            before = buffer.clone()  # may be the gradient itself, which must survive a failure
-            buffer += known.owed.to(buffer.device)
-        memory.written_again()
+        memory, before = self._remember(place, known, sent, buffer)
 
         def done(outcome: Outcome) -> None:
             known.agreed, known.owed = True, None
@@ -242,6 +235,30 @@ class Handle:
             put_back()
             raise
         return promised
+
+    def _remember(
+        self, place: Place, known: Bucket, sent: Bucket, buffer: torch.Tensor
+    ) -> "tuple[Memory, Optional[torch.Tensor]]":
+        """Where its codecs find the gradient, to which is added what is owed; and a copy of what it
+        was, which may be the parameters' own and must survive a failure."""
+        codecs, before = sent.codecs, None
+        assert codecs is not None
+        try:
+            memory = sent.memory
+            if memory is None or memory.tensor is not buffer:
+                memory = sent.memory = Memory(buffer, codecs.on_device)
+            else:
+                memory.written_again()
+            if known.owed is not None:
+                before = buffer.clone()
+                buffer += known.owed.to(buffer.device)
+                memory.written_again()
+        except RuntimeError as error:  # no memory, say: the others are not to wait for this rank
+            failure = self._engine.fail(error, place)
+            if before is not None:
+                buffer.copy_(before)
+            raise failure from error
+        return memory, before
 
     def _in_pieces(
         self, known: Bucket, buffer: torch.Tensor, index: int, parameters: Parameters
@@ -303,9 +320,9 @@ class Handle:
         return torch.mul(buffer, scale, out=known.sums)  # DDP copies it back when it is done
 
     def _sum_rows(
-        self, place: Place, buffer: torch.Tensor, parameters: list[torch.Tensor]
+        self, place: Place, buffer: torch.Tensor, parameters: Parameters
     ) -> "torch.futures.Future[torch.Tensor]":
-        name = self._names.get(id(parameters[0]), str(place.bucket))
+        name = self._names.get(id(parameters()[0]), str(place.bucket))
         sums = self._sparse.get(name)
         if sums is None:
             spec = self._specs.of(name, "exact" if self._adaptive is not None else None)
@@ -355,17 +372,18 @@ class Handle:
     # ---- plans that change
 
     def _adapt(
-        self, place: Place, known: Bucket, buffer: torch.Tensor, parameters: list[torch.Tensor]
+        self, place: Place, known: Bucket, buffer: torch.Tensor, parameters: Parameters
     ) -> Bucket:
         """The bucket as it is sent in this step. What it kept goes along to another codec."""
         adaptive = self._adaptive
         assert adaptive is not None
         if known.codecs is None:
             return known
-        adaptive.submitted(place.step, place.bucket, buffer, parameters)
+        given = parameters()
+        adaptive.submitted(place.step, place.bucket, buffer, given)
         if adaptive.is_reference(place.step):
-            return self._buckets.plain(place.bucket, parameters)
-        return self._buckets.follow(place.bucket, parameters)
+            return self._buckets.plain(place.bucket, given)
+        return self._buckets.follow(place.bucket, given)
 
     # ---- what users call
 
