@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ctypes mirror says what the C header says, and a wrong library is refused by name."""
+"""The ctypes mirror says what the C header says, and a wrong library is refused by name. A unit
+test of one private module, `_native`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
+"""A unit test of one private module, `_peers`: ranks that ask each other where they are, and what
+they do with answers that nobody should give."""
+
 from __future__ import annotations
 
 import contextlib

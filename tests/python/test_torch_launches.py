@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may launch collectives while planes go over the backend (decision 0110)."""
+"""Who may launch collectives while planes go over the backend (decision 0110). A unit test of one
+private module, `_launches`: its backends are a device's."""
 
 from __future__ import annotations
 
