@@ -6,6 +6,7 @@
 
 #include "addend/reduce.h"
 #include "base/bits.h"
+#include "reduce/claims.h"
 #include "reduce/host_memory.h"
 #include "reduce/round_copy.h"
 
@@ -65,7 +66,8 @@ class FallbackReducer final : public Reducer {
   Status reduce_by(Round& round, Deadline deadline, const Way& way) {
     ADDEND_TRY(check_host_memory(round));
     if (!broken_.empty()) return make_error(Errc::kUnavailable, broken_);
-    const Status status = primary_ ? reduce_first(round, deadline, way) : way(*fallback_);
+    const Status status =
+        primary_ ? reduce_first(round, deadline, way) : reduce_after(round, deadline, way);
     // Whoever fails does not know where the others are: a later round of theirs may look like ours.
     const bool lasting = !status && status.error().code != Errc::kChanged &&
                          status.error().code != Errc::kInvalidArgument;
@@ -82,6 +84,7 @@ class FallbackReducer final : public Reducer {
     if (status || changed) {
       ++completed_;
       sums_.take(round, RoundCopy::Of::kSums);
+      shape_ = shape_of(round);
       partial_ = primary_->missing() != 0;
       changed_ = changed;
     }
@@ -128,11 +131,23 @@ class FallbackReducer final : public Reducer {
     if (ahead) return take_sums(round, deadline);
     if (behind) ADDEND_TRY(share_sums(deadline));
     contribution_.give(round, RoundCopy::Of::kContribution);
+    return reduce_after(round, deadline, way);
+  }
+
+  // The first round that all begin on the fallback is perhaps why the primary is gone: there it was
+  // compared, here a group may take what it is given.
+  Status reduce_after(Round& round, Deadline deadline, const Way& way) {
+    if (!std::exchange(compared_, true)) ADDEND_TRY(compare(shape_of(round), deadline));
     return way(*fallback_);
+  }
+  Status compare(uint64_t shape, Deadline deadline) {
+    const Claim planes[] = {{"the planes of a round", shape}};
+    return fallback_->agree(planes, deadline);
   }
 
   // Some workers have this round's sums, all of them the same bits; OR with nothing keeps them.
   Status take_sums(Round& round, Deadline deadline) {
+    ADDEND_TRY(compare(shape_of(round), deadline));
     sums_.blank(RoundCopy::words_of(round, RoundCopy::Of::kSums));
     Round bits = sums_.as_bits();
     ADDEND_TRY(fallback_->reduce(bits, deadline));
@@ -140,6 +155,7 @@ class FallbackReducer final : public Reducer {
     return {};
   }
   Status share_sums(Deadline deadline) {
+    ADDEND_TRY(compare(shape_, deadline));
     Round bits = sums_.as_bits();
     return fallback_->reduce(bits, deadline);
   }
@@ -149,7 +165,9 @@ class FallbackReducer final : public Reducer {
   std::unique_ptr<Reducer> primary_;  // null once it is gone
   std::unique_ptr<Reducer> fallback_;
   std::function<void(const Error&)> on_switch_;
+  bool compared_ = false;   // the planes of a round on it
   uint64_t completed_ = 0;  // rounds on the primary
+  uint64_t shape_ = 0;      // of the last of them
   bool partial_ = false;    // the last of them was without some worker
   bool changed_ = false;    // its step begins again
   std::string broken_;      // why nothing works any more

@@ -198,6 +198,86 @@ TEST(FallbackReducer, BeginsAStepAgainThatARestartEndedForAll) {
   }
 }
 
+// A group that does not look at what it is given: planes of other workers may be shorter.
+std::unique_ptr<Reducer> blind(std::shared_ptr<Reducer> group) {
+  const auto add = [group](Round& round, Deadline deadline) -> Status {
+    for (const Plane& plane : round) {
+      std::vector<uint64_t> words(512);
+      const uint64_t bytes = op_bytes(plane.op, plane.lanes);
+      std::memcpy(words.data(), plane.data, bytes);
+      Round all;
+      all.add({plane.op, words.size() * sizeof(uint64_t) / op_bytes(plane.op, 1), words.data(),
+               nullptr, nullptr});
+      ADDEND_TRY(group->reduce(all, deadline));
+      std::memcpy(plane.data, words.data(), bytes);
+    }
+    return {};
+  };
+  return *create_custom_reducer({group->world(), group->worker()}, add);
+}
+
+// A server that tells some workers the sums of the first round (which are what they brought), and
+// of the next one some that planes differ; it is gone for the others.
+class DifferingReducer final : public Reducer {
+ public:
+  DifferingReducer(uint32_t worker, bool ahead, bool told)
+      : worker_(worker), ahead_(ahead), told_(told) {}
+  uint32_t world() const override { return kWorld; }
+  uint32_t worker() const override { return worker_; }
+
+  Status reduce(Round&, Deadline) override {
+    if (std::exchange(ahead_, false)) return {};
+    if (told_) return make_error(Errc::kMismatch, "worker 2 brought planes of another shape");
+    return make_error(Errc::kTimeout, "the server did not come back");
+  }
+
+ private:
+  uint32_t worker_;
+  bool ahead_, told_;
+};
+
+// Rounds of so many lanes, until one fails; the last one must.
+using Lanes = std::function<uint64_t(uint32_t worker, uint32_t round)>;
+
+void expect_mismatch(uint64_t ahead, uint64_t told, uint32_t rounds, const Lanes& lanes) {
+  SCOPED_TRACE("ahead " + std::to_string(ahead) + ", told " + std::to_string(told));
+  auto secondary = create_local_group(kWorld);
+  spawn_workers(kWorld, {}, [&](uint32_t w, Reducer&) {
+    const bool is_ahead = (ahead >> w & 1) != 0, is_told = (told >> w & 1) != 0;
+    auto reducer = create_fallback_reducer(std::make_unique<DifferingReducer>(w, is_ahead, is_told),
+                                           blind((*secondary)->reducer(w)));
+    Status status;
+    for (uint32_t r = 0; r < rounds && status; ++r) {
+      std::vector<uint64_t> words(lanes(w, r), 1);
+      Round round;
+      round.add({Op::kOrU64, words.size(), words.data(), nullptr, nullptr});
+      status = (*reducer)->reduce(round, far());
+    }
+    ASSERT_FALSE(status);
+    EXPECT_EQ(status.error().code, Errc::kMismatch) << status.error().message;
+  });
+}
+
+TEST(FallbackReducer, TellsThatPlanesDifferWhereTheFallbackDoesNotLook) {
+  for (uint64_t told = 0; told < 1u << kWorld; ++told)
+    expect_mismatch(0, told, 1, [](uint32_t w, uint32_t) { return w == 2 ? 3 : 2; });
+}
+
+// Those behind are given the sums of the round before, and then bring other planes, too.
+TEST(FallbackReducer, TellsThatPlanesDifferInARoundThatSomeHaveYetToBegin) {
+  for (uint64_t ahead = 1; ahead < 1u << kWorld; ++ahead)
+    expect_mismatch(ahead, ahead, 2,
+                    [](uint32_t w, uint32_t r) { return w == 2 && r == 1 ? 3 : 2; });
+}
+
+// What they are given would be sums of other planes.
+TEST(FallbackReducer, TellsThatPlanesDifferInARoundThatOnlySomeHaveTheSumsOf) {
+  for (uint64_t ahead = 1; ahead + 1 < 1u << kWorld; ++ahead)
+    expect_mismatch(ahead, ahead, 2, [&](uint32_t w, uint32_t r) {
+      return r == 0 && (ahead >> w & 1) == 0 ? 3 : 2;
+    });
+}
+
 TEST(FallbackReducer, WantsTheSameWorkersInBothGroups) {
   auto three = create_local_group(3), two = create_local_group(2);
   EXPECT_FALSE(create_fallback_reducer((*three)->reducer(0), (*two)->reducer(0)));
