@@ -5,6 +5,7 @@
 // finished every other one must finish with the same bits, of the same set of workers, after as
 // many attempts; or be told that it was left behind.
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstring>
 #include <deque>
@@ -445,29 +446,37 @@ void run(uint64_t seed, const Faults& faults, Totals& totals) {
   totals.whole += simulation.failed() == 0 ? 1 : 0;
 }
 
-// The server goes in the first call; then worker 1 says that the call has ended for it, in words
-// that mean nothing.
+// The server goes in the first call; then the others say what has ended for them, in words that
+// mean nothing.
 class Nonsense final : public Epochs {
  public:
-  explicit Nonsense(uint64_t how) : how_(how) {}
+  using Said = std::array<uint64_t, 4>;  // calls ended, how, words of sums, who was missing
+
+  explicit Nonsense(std::vector<Said> others) : others_(std::move(others)) {}
   Result<std::optional<Absence>> fold(Round& round, uint8_t, Deadline) override {
     if (folds_++ == 0) return std::optional<Absence>();
     auto* words = static_cast<uint64_t*>(round.planes[0].data);
-    const uint64_t said[] = {1, how_, 7, 0};
-    std::copy(std::begin(said), std::end(said), words + std::size(said));
+    for (const Said& said : others_)
+      words = std::copy(said.begin(), said.end(), words + said.size()) - said.size();
     return std::optional<Absence>({0, 0});
   }
   Result<Deadline> rejoin(Deadline deadline) override { return deadline; }
   void pause() override {}
 
  private:
-  uint64_t how_, folds_ = 0;
+  std::vector<Said> others_;
+  uint64_t folds_ = 0;
 };
 
 TEST(QuorumRecovery, NonsenseIsAMismatch) {
-  for (const uint64_t how : {1u, 3u}) {  // sums of another length, and nothing that there is
-    Nonsense epochs(how);
-    Outcomes outcomes(2, 0);
+  const std::vector<Nonsense::Said> cases[] = {
+      {{1, 1, 7, 0}},                                 // sums of another length
+      {{1, 3, 7, 0}},                                 // nothing that there is
+      {{1, 1, 30, 0}, {2, 1, uint64_t{1} << 61, 0}},  // sums of a call that is not begun here
+  };
+  for (const auto& others : cases) {
+    Nonsense epochs(others);
+    Outcomes outcomes(static_cast<uint32_t>(others.size()) + 1, 0);
     std::vector<int32_t> lanes(60);
     Round round;
     round.add({Op::kSumI32, lanes.size(), lanes.data(), nullptr, nullptr});
@@ -475,6 +484,39 @@ TEST(QuorumRecovery, NonsenseIsAMismatch) {
     const Status status = outcomes.run(round, epochs, Deadline::max());
     ASSERT_FALSE(status);
     EXPECT_EQ(status.error().code, Errc::kMismatch) << status.error().message;
+  }
+}
+
+// The server goes in the first call, worker 1 is not in the next answer, and then there is an
+// error.
+class Late final : public Epochs {
+ public:
+  explicit Late(Errc code) : code_(code) {}
+  Result<std::optional<Absence>> fold(Round&, uint8_t, Deadline) override {
+    if (folds_ == 2) return make_error(code_, "so it ends");
+    return folds_++ == 0 ? std::optional<Absence>() : std::optional<Absence>({2, 0});
+  }
+  Result<Deadline> rejoin(Deadline deadline) override { return deadline; }
+  void pause() override {}
+
+ private:
+  Errc code_;
+  uint32_t folds_ = 0;
+};
+
+TEST(QuorumRecovery, WhoDidNotComeBackIsNamedWhereTheTimeIsOver) {
+  for (const Errc code : {Errc::kTimeout, Errc::kUnavailable}) {
+    Late epochs(code);
+    Outcomes outcomes(2, 0);
+    uint64_t lane = 0;
+    Round round;
+    round.add({Op::kOrU64, 1, &lane, nullptr, nullptr});
+    outcomes.begin_step();
+    const Status status = outcomes.run(round, epochs, Deadline::max());
+    ASSERT_FALSE(status);
+    EXPECT_EQ(status.error().code, code);
+    const bool named = status.error().message.find("worker 1 did not come back") == 0;
+    EXPECT_EQ(named, code == Errc::kTimeout) << status.error().message;
   }
 }
 
