@@ -293,9 +293,10 @@ Status Registry::join(ConnectionId from, const std::string& identity, const net:
                           " is there already, at " + job.members[join.worker].address.to_string() +
                           ": another run has this name, or an old process has to be ended");
   }
-  // It wants sums that it lacks; the others go on without it.
+  // It wants sums that it lacks; the others go on without it. Their connections may break, too:
+  // when fewer than the quorum are left it can come back with them.
   if (job.epoch != 0 && job.options.quorum > 0 && !positions.empty()) {
-    return make_error(Errc::kMismatch,
+    return make_error(Errc::kUnavailable,
                       "worker " + std::to_string(message.worker) + " was left behind: job " +
                           job.options.name +
                           " went on at a quorum while its connection was broken; take the model's "

@@ -69,7 +69,7 @@ TEST_F(RegistryTest, AWorkerThatComesBackDoesNotEndWhatAQuorumGoesOnWith) {
   registry_.lost(11);
   const Status back = join(12, 1, std::vector<uint32_t>(10, 0));
   ASSERT_FALSE(back);
-  EXPECT_EQ(back.error().code, Errc::kMismatch);
+  EXPECT_EQ(back.error().code, Errc::kUnavailable);
   EXPECT_NE(back.error().message.find("worker 1 was left behind"), std::string::npos);
   EXPECT_TRUE(threads_.ended.empty());
   EXPECT_EQ(threads_.live.size(), 1u);

@@ -6,15 +6,18 @@ each a process, sum through it. Usage: restart_test.py PATH_OF_ADDEND PATH_OF_SE
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import shlex
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
 import urllib.request
 from collections.abc import Iterable
@@ -36,6 +39,57 @@ def addend(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [ADDEND, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=120
     )
+
+
+class Relay:
+    """Between a worker's control connections and the server; a test may break them."""
+
+    def __init__(self, address: str, server: int) -> None:
+        self._to = (address, server)
+        self._listener = socket.create_server((address, 0))
+        self.port = str(self._listener.getsockname()[1])
+        self.came = 0
+        self._workers: list[socket.socket] = []
+        self._servers: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                worker, _ = self._listener.accept()
+                server = socket.create_connection(self._to)
+                self._workers.append(worker)
+                self._servers.append(server)
+                self.came += 1
+                threading.Thread(target=self._carry, args=(worker, server), daemon=True).start()
+                threading.Thread(target=self._carry, args=(server, worker), daemon=True).start()
+
+    def _carry(self, source: socket.socket, to: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                to.sendall(data)
+        if source in self._servers:
+            _end(to)
+
+    @staticmethod
+    def cut(relays: Iterable[Relay]) -> None:
+        """No worker hears from the server that another one's connection broke."""
+        for relay in relays:
+            for one in relay._workers:
+                _end(one)
+        for relay in relays:
+            for one in relay._servers:
+                _end(one)
+
+    def close(self) -> None:
+        self._listener.close()
+        for one in self._workers + self._servers:
+            one.close()
+
+
+def _end(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # the other side was first
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 class RestartTest(unittest.TestCase):
@@ -174,13 +228,13 @@ class RestartTest(unittest.TestCase):
         numbers: Iterable[int] = range(WORLD),
         key: Path | None = None,
         job: str = "lab/ring",
+        control: str | None = None,
     ) -> list[subprocess.Popen[str]]:
         """Check every lane of every step."""
         secret = (key or self.job_key).read_text().strip()
+        server = f"{self.address}:{control or self.control}"
         return [
-            self.run_process(
-                WORKER, f"{self.address}:{self.control}", secret, job, WORLD, number, "planes"
-            )
+            self.run_process(WORKER, server, secret, job, WORLD, number, "planes")
             for number in numbers
         ]
 
@@ -329,6 +383,30 @@ class RestartTest(unittest.TestCase):
             steps = range(done, done + STEPS + 1)
             repeats += sum(row[2] for row in self.take_steps(processes, steps))
             done = steps.stop
+        self.assertGreater(repeats, 0)
+
+    def test_with_a_quorum_a_job_outlives_all_its_connections(self) -> None:
+        self.configure()
+        self.start()
+        self.create("--patience", 20, "--quorum", 2)
+        relays = [Relay(self.address, int(self.control)) for _ in range(WORLD)]
+        for relay in relays:
+            self.addCleanup(relay.close)
+        processes = [
+            process
+            for number, relay in enumerate(relays)
+            for process in self.workers([number], control=relay.port)
+        ]
+        self.release(processes, 1)
+        self.take_steps(processes, range(1))
+        Relay.cut(relays[:1])
+        self.release(processes[:1], 1)
+        # The others are enough, so it is refused, and asks again.
+        wait_until(lambda: relays[0].came > 2, "a worker that asks again")
+        Relay.cut(relays[1:])
+        self.release(processes[1:], 1)
+        ((_, missing, repeats, _),) = self.take_steps(processes, range(1, 2))
+        self.assertEqual(missing, 0)
         self.assertGreater(repeats, 0)
 
     def test_a_job_with_a_quorum_goes_on_with_it(self) -> None:
