@@ -342,13 +342,22 @@ TEST(SketchShape, CanHoldWhatItWasPlannedForAndNotMuchMore) {
   }
 }
 
-TEST(SketchShape, IsAFunctionOfItsArguments) {
-  const auto a = SketchShape::plan(5000, 8, 2, 42), b = SketchShape::plan(5000, 8, 2, 42);
-  EXPECT_EQ(a.seed, b.seed);
-  EXPECT_EQ(a.cells(), b.cells());
-  EXPECT_NE(a.seed, SketchShape::plan(5000, 8, 2, 43).seed);
-  EXPECT_EQ(a.lanes, 8u);
-  EXPECT_EQ(a.words, 2u);
+// Workers of other versions and other programs must find the same cells: docs/formats/exact.md,
+// "Sizing".
+TEST(SketchShape, IsWhatTheFormatSays) {
+  const auto few = SketchShape::plan(5000, 8, 2, 42);  // graphs of 625 keys: four hashes
+  EXPECT_EQ(few.seed, 0x29160ED66CFA671u);
+  EXPECT_EQ(few.hashes, 4u);
+  EXPECT_EQ(few.chunks, 1u);
+  EXPECT_EQ(few.table_rows, 285u);  // 625 (1.44 + 0.6 sqrt(0.375)) / 4, and 2
+  EXPECT_EQ(few.cells(), 9120u);
+  EXPECT_EQ(few.lanes_total(), 18240u);
+  const auto many = SketchShape::plan(40000, 1, 1, 43);  // two chunks of 20000: three hashes
+  EXPECT_EQ(many.seed, 0xE1484611BFB5C5AFu);
+  EXPECT_EQ(many.hashes, 3u);
+  EXPECT_EQ(many.chunks, 2u);
+  EXPECT_EQ(many.table_rows, 8534u);  // 20000 x 1.28 / 3
+  EXPECT_EQ(many.cells(), 51204u);
 }
 
 }  // namespace
