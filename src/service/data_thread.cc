@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include <poll.h>
+#include <pthread.h>
 #include <sys/eventfd.h>
 
 namespace addend::service {
@@ -34,7 +35,7 @@ class OutboxSink final : public FrameSink {
 
 }  // namespace
 
-Result<std::unique_ptr<DataThread>> DataThread::start(const net::Address& address,
+Result<std::unique_ptr<DataThread>> DataThread::start(const net::Address& address, uint32_t number,
                                                       DataPlane::OnEnded on_ended) {
   auto socket = net::UdpSocket::bind(address, kBufferBytes);
   if (!socket) return socket.error();
@@ -43,6 +44,8 @@ Result<std::unique_ptr<DataThread>> DataThread::start(const net::Address& addres
   std::unique_ptr<DataThread> thread(
       new DataThread(*std::move(socket), std::move(wake), std::move(on_ended)));
   thread->thread_ = std::thread(&DataThread::run, thread.get());
+  pthread_setname_np(thread->thread_.native_handle(),
+                     ("addend data " + std::to_string(number)).c_str());
   return thread;
 }
 

@@ -21,7 +21,8 @@ class DataThread {
   /// Asked of the kernel for datagrams that wait.
   static constexpr uint32_t kBufferBytes = 8u << 20;
 
-  static Result<std::unique_ptr<DataThread>> start(const net::Address& address,
+  /// The system's tools show it as "addend data NUMBER".
+  static Result<std::unique_ptr<DataThread>> start(const net::Address& address, uint32_t number,
                                                    DataPlane::OnEnded on_ended);
   /// Stops at once; what was posted before has run.
   ~DataThread();

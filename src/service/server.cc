@@ -36,7 +36,7 @@ class RunningThreads final : public DataThreads {
     for (uint32_t i = 0; i < count; ++i) {
       net::Address own = address;
       if (address.port() != 0) own.set_port(static_cast<uint16_t>(address.port() + i));
-      auto thread = DataThread::start(own, ended);
+      auto thread = DataThread::start(own, i, ended);
       if (!thread) return thread.error();
       threads_.push_back(*std::move(thread));
     }

@@ -1,16 +1,81 @@
 // SPDX-License-Identifier: Apache-2.0
 // The whole server over loopback: operators, keys, pages, draining.
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
 #include <mutex>
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "addend/service.h"
 #include "auth/control_client.h"
 #include "gtest/gtest.h"
+#include "net/address.h"
+#include "net/descriptor.h"
 #include "tests/support/keys.h"
 
 namespace addend {
 namespace {
 
 using testing_support::key_of;
+
+/// Keeps one thread of this process from its work while this exists. One at a time.
+class Stopped {
+ public:
+  explicit Stopped(const std::string& name) {
+    int ends[2];
+    EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
+    hold_ = net::Descriptor(ends[0]);
+    until_ = hold_.get();
+    end_ = net::Descriptor(ends[1]);
+    struct sigaction action {};
+    action.sa_handler = [](int) {
+      const int error = errno;
+      char byte;
+      while (read(until_, &byte, 1) < 0 && errno == EINTR) {
+      }
+      errno = error;
+    };
+    sigaction(SIGUSR1, &action, nullptr);
+    for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+      std::string found;
+      std::getline(std::ifstream(task.path() / "comm"), found);
+      if (found == name) thread_ = std::stoi(task.path().filename());
+    }
+    EXPECT_NE(thread_, 0) << "no thread is named " << name;
+    if (thread_ != 0) syscall(SYS_tgkill, getpid(), thread_, SIGUSR1);
+  }
+  Stopped(const Stopped&) = delete;
+  Stopped& operator=(const Stopped&) = delete;
+
+ private:
+  // Stays for a handler that reads when this is gone.
+  static inline net::Descriptor hold_;
+  static inline volatile std::sig_atomic_t until_ = -1;
+  net::Descriptor end_;
+  pid_t thread_ = 0;
+};
+
+/// Status and text of a page.
+std::pair<std::string, std::string> get(uint16_t port, const std::string& path) {
+  const auto to = net::resolve("127.0.0.1", port);
+  const net::Descriptor socket(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_EQ(connect(socket.get(), reinterpret_cast<const sockaddr*>(&to->raw), sizeof(to->raw)), 0);
+  const std::string request = "GET " + path + " HTTP/1.1\r\n\r\n";
+  EXPECT_GT(send(socket.get(), request.data(), request.size(), MSG_NOSIGNAL), 0);
+  std::string answer;
+  std::array<char, 4096> bytes;
+  for (ssize_t count; (count = recv(socket.get(), bytes.data(), bytes.size(), 0)) > 0;)
+    answer.append(bytes.data(), static_cast<std::size_t>(count));
+  const std::size_t head = answer.find("\r\n\r\n");
+  if (head == std::string::npos) return {"", answer};
+  return {answer.substr(9, 3), answer.substr(head + 4)};
+}
 
 class ServerTest : public ::testing::Test {
  protected:
@@ -116,6 +181,26 @@ TEST_F(ServerTest, MetricsNameJobsAndEveryReason) {
                            "# TYPE addend_job_turns_total counter\n"}) {
     EXPECT_NE(metrics.find(line), std::string::npos) << line << "\nin\n" << metrics;
   }
+}
+
+TEST_F(ServerTest, AThreadThatIsStuckIsNamedUntilItIsAtWorkAgain) {
+  const uint16_t port = server_->http_port();
+  const auto health_after = [&](const std::string& status) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(120);
+    auto page = get(port, "/healthz");
+    while (page.first != status && std::chrono::steady_clock::now() < deadline)
+      page = get(port, "/healthz");
+    return page;
+  };
+  EXPECT_EQ(get(port, "/healthz").first, "200");
+  {
+    const Stopped stuck("addend data 1");
+    const auto [status, text] = health_after("503");
+    EXPECT_EQ(status, "503");
+    EXPECT_EQ(text, "data thread 1 has not been at work for 10 s\n");
+    EXPECT_EQ(get(port, "/readyz"), std::pair(status, text));
+  }
+  EXPECT_EQ(health_after("200").first, "200");
 }
 
 TEST_F(ServerTest, ADrainedServerTakesNoJobs) {
