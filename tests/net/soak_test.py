@@ -134,7 +134,10 @@ class SoakTest(unittest.TestCase):
         """The most memory of the first of these programs, and the threads and descriptors it had,
         in the order of time. Each is `addend perf` with arguments of its own.
         """
-        work = f"-b 16K -e 16K -w 1 -n {count} -c exact:mode=packed -c quant:bits=4,feedback=float"
+        work = (
+            f"-b 16K -e 16K -w 1 -n {count} -c dense -c exact -c exact:mode=packed "
+            "-c quant:bits=4,feedback=float"
+        )
         first, *others = (
             subprocess.Popen(
                 [ADDEND, *shlex.split(f"perf {work} {arguments}")], stdout=subprocess.DEVNULL
