@@ -444,7 +444,7 @@ void add_perf_command(CLI::App& app, Exit& exit) {
   command
       ->add_option("--workers", options->workers,
                    "threads; under MPI the ranks decide, in a mesh the peers")
-      ->check(CLI::Range(1, 1024))
+      ->check(CLI::Range(1, 4096))
       ->capture_default_str();
   command
       ->add_option("--latency-us", options->plan.network.latency_us, "planner's hint: of one round")

@@ -102,16 +102,17 @@ class SizeRun {
   }
 
   /// Draws the others' gradients again, piece by piece, instead of asking for them. Workers may be
-  /// threads of this process, each of which does so: pieces of all of them take a megabyte, however
-  /// many there are.
+  /// threads of this process, each of which does so: pieces of all of them take a megabyte, or what
+  /// the gradients take if that is less.
   workload::SumCheck check_result() const {
     const uint32_t element = dtype_bytes(gradient_.dtype);
     const uint64_t most =
-        std::bit_ceil(std::max<uint64_t>((1 << 20) / element / gradient_.world, 512));
+        std::min(std::bit_ceil(std::max<uint64_t>((1 << 20) / element / gradient_.world, 512)),
+                 std::max<uint64_t>(gradient_.count, 1));
     std::vector<std::vector<uint64_t>> pieces(gradient_.world);
     std::vector<const void*> inputs;
     for (auto& piece : pieces) {
-      piece.resize(most * element / sizeof(uint64_t));
+      piece.resize((most * element + sizeof(uint64_t) - 1) / sizeof(uint64_t));
       inputs.push_back(piece.data());
     }
     workload::SumCheck total;

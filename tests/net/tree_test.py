@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tree of `addend serve` processes over loopback, hardened as they are elsewhere, and `addend
 perf` with all workers as threads. With --bars: 256 workers through 4 leaves against 64 workers on
-one server, on as many cores. Usage: tree_test.py PATH_OF_ADDEND [--bars]
+one server, on as many cores. With --workers: so many (2048, say) through 64 leaves, a small sum.
+Usage: tree_test.py PATH_OF_ADDEND [--bars | --workers COUNT]
 """
 
 from __future__ import annotations
 
 import json
+import resource
 import shlex
 import subprocess
 import sys
@@ -19,7 +21,7 @@ from pathlib import Path
 
 from network import NetworkTest, Service, make_key, why_not
 
-LEAVES = 4
+LEAVES, MOST_LEAVES = 4, 64
 LOCAL = "--address 127.0.0.1 --port 0"
 TURNS = "addend_job_turns_total"
 REASON = why_not()
@@ -53,7 +55,7 @@ class Server:
 class Tree:
     """A root and its leaves, each a process."""
 
-    def __init__(self, addend: str, folder: Path) -> None:
+    def __init__(self, addend: str, folder: Path, leaves: int = LEAVES) -> None:
         self.addend, self.folder = addend, folder
         self.key = make_key(addend, folder / "lab.key")
         self.root_key = make_key(addend, folder / "root.key")
@@ -61,8 +63,8 @@ class Tree:
         self.root = self.serve_root(0)
         up = f"--upstream 127.0.0.1:{self.root.port} --upstream-key {self.root_key}"
         self.leaves = [
-            self.serve(f"{LOCAL} --key {self.key} {up} --leaf {leaf} --leaves {LEAVES}")
-            for leaf in range(LEAVES)
+            self.serve(f"{LOCAL} --key {self.key} {up} --leaf {leaf} --leaves {leaves}")
+            for leaf in range(leaves)
         ]
 
     def serve_root(self, port: int) -> Server:
@@ -185,7 +187,26 @@ def bars(addend: str) -> bool:
     return holds
 
 
+def try_many(addend: str, workers: int) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Tree(addend, Path(folder), MOST_LEAVES)
+        try:
+            step = seconds(tree.through_leaves(workers, 256, 3))
+        finally:
+            tree.close()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / (1 << 20)
+    print(
+        f"{workers} workers through {MOST_LEAVES} leaves: every sum right, {step:.2f} s a step, "
+        f"{used:.1f} GiB for all workers"
+    )
+
+
 if __name__ == "__main__":
+    if "--workers" in sys.argv:
+        try_many(sys.argv[1], int(sys.argv[3]))
+        sys.exit()
     if "--bars" in sys.argv:
         sys.exit(0 if bars(sys.argv[1]) else 1)
     TreeTest.addend = sys.argv.pop(1)
