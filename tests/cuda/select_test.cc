@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Codecs that select, on a device: the CPU's planes, sums and residuals, byte for byte.
 #include "tests/cuda/side_by_side.h"
+#include "wire/element.h"
 
 namespace addend {
 namespace {
@@ -116,6 +117,28 @@ TEST_F(CudaSelect, OddValuesTravelAsOnTheCpu) {
     for (const DType dtype : kTypes)
       run(of(spec, dtype, 40009, 1), 2, 0.9, true);
     if (HasFailure()) return;
+  }
+}
+
+// Without a NaN a norm is infinite, by which nothing is clipped.
+TEST_F(CudaSelect, InfinitiesTravelAsOnTheCpu) {
+  for (const char* spec : kSpecs) {
+    for (const DType dtype : kTypes) {
+      SCOPED_TRACE(std::string(spec) + " " + dtype_name(dtype));
+      std::mt19937_64 random(kSeed);
+      SideBySide how = of(spec, dtype, 40009, 1);
+      cut_into_segments(how.layout);
+      std::vector<std::unique_ptr<Twins>> worker;
+      worker.push_back(std::make_unique<Twins>(device_, how, 0));
+      for (int i = 0; i < 3; ++i) {
+        std::vector<Bytes> input = {random_gradient(how.layout, 1, false, random)};
+        for (const uint64_t at : {2u, 1009u, 39999u})
+          store_float(dtype, input[0].data(), at, at == 1009 ? -HUGE_VALF : HUGE_VALF);
+        step(worker, input);
+        worker[0]->compare_states();
+        if (HasFailure()) return;
+      }
+    }
   }
 }
 

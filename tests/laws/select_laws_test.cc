@@ -530,6 +530,28 @@ TEST(Dgc, ClipsGradientsAndWarmsUp) {
   }
 }
 
+// No factor makes an infinite norm a finite one: what is finite is neither lost nor made smaller.
+TEST(Dgc, DoesNotClipByANormThatIsNotFinite) {
+  for (const float odd : {NAN, HUGE_VALF, -HUGE_VALF}) {
+    const Layout layout = layout_of(1, 512);
+    Lockstep worker("dgc:density=0.1,momentum=0,clip=1", layout);
+    const std::vector<Bytes> given = integers(layout, 0);
+    std::vector<float> received(512);
+    for (uint64_t step = 0; step < 40; ++step) {
+      std::vector<Bytes> gradients(1, step == 0 ? given[0] : Bytes(512 * 4, 0));
+      if (step == 0) write(DType::kF32, gradients[0], 77, odd);
+      ASSERT_TRUE(worker.step(gradients));
+      for (uint64_t i = 0; i < 512; ++i)
+        received[i] += read(DType::kF32, gradients[0], i);
+    }
+    for (uint64_t i = 0; i < 512; ++i) {
+      const float expected = i == 77 ? odd : read(DType::kF32, given[0], i);
+      ASSERT_TRUE(received[i] == expected || (std::isnan(expected) && std::isnan(received[i])))
+          << odd << ": element " << i << " is " << received[i] << ", not " << expected;
+    }
+  }
+}
+
 // What is owed may be more than the type holds: the rest waits.
 TEST(Selectors, SendWhatTheTypeHoldsAndOweTheRest) {
   Layout layout = layout_of(1, 4);

@@ -135,7 +135,8 @@ void SelectCodec::count_part(const Part& part, Histogram& histogram) {
 }
 
 // What a worker's gradient is multiplied by so that all of them together have no larger norm, if
-// they are alike: each may have a part that shrinks with the root of the world.
+// they are alike: each may have a part that shrinks with the root of the world. No factor makes an
+// infinite norm a finite one: 0 would lose what is finite, and the step is broken anyway.
 float SelectCodec::clipping(const Part& part) const {
   if (options_.clip == 0) return 1;
   const double energy = add_by_pieces(part.count(), [&](uint64_t i) {
@@ -143,7 +144,7 @@ float SelectCodec::clipping(const Part& part) const {
   });
   const double most = most_norm();
   const double norm = std::sqrt(energy);
-  return norm > most ? static_cast<float>(most / norm) : 1.0f;
+  return norm > most && std::isfinite(norm) ? static_cast<float>(most / norm) : 1.0f;
 }
 
 // Momentum belongs to each element: it goes on while the element waits.

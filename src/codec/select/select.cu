@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a selection on a device begins and ends with: sums with what is owed, and what travels.
 // Compiled with -fmad=false: sums and products are rounded one by one, as on a CPU.
+#include <cmath>
+
 #include <cuda_runtime.h>
 
 #include "base/bits.h"
@@ -83,7 +85,8 @@ __global__ void __launch_bounds__(kThreads) energy_kernel(SelectStep s) {
 __global__ void __launch_bounds__(kThreads) clip_kernel(SelectStep s) {
   for_each_part_of(s, [&](const DevicePart& part, DeviceCut& cut) {
     const double norm = s.most_norm > 0 ? sqrt(add_pieces(s, part)) : 0;
-    cut.factor = norm > s.most_norm ? static_cast<float>(s.most_norm / norm) : 1.0f;
+    const bool clips = norm > s.most_norm && norm < INFINITY;
+    cut.factor = clips ? static_cast<float>(s.most_norm / norm) : 1.0f;
   });
 }
 
