@@ -100,6 +100,8 @@ struct BucketSignals {
   double error = 0;          ///< relative squared error of the codec in use
   double residual = 0;       ///< |residual| / |gradient|
   double nonfinite = 0;      ///< above 0: a gradient or sum had NaN or infinity
+  double whole_energy = 0;  ///< that candidates' `kept` is a share of, mean over ranks; gravac's is
+                            ///< |gradient + residual|^2
 };
 
 /// A candidate for a bucket, as calibrated or probed.
@@ -108,7 +110,7 @@ struct CandidateSignals {
   double decode_s = 0;
   double bytes = 0;  ///< of one rank; NaN: by Candidate::bits
   double error = 0;  ///< relative squared error
-  double kept = 0;   ///< of the energy, for kBiased: the gain
+  double kept = 0;   ///< share of BucketSignals::whole_energy, for kBiased: the gain
 };
 
 struct Observation {

@@ -36,6 +36,7 @@ BUCKET_SIGNALS = (
     "error",
     "residual",
     "nonfinite",
+    "whole_energy",
 )
 CANDIDATE_SIGNALS = ("encode_s", "decode_s", "bytes", "error", "kept")
 

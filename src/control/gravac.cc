@@ -61,7 +61,7 @@ class Gravac final : public Controller {
   void note_gain(std::size_t rung, const Observation& seen) {
     double kept = 0, all = 0;
     for (std::size_t b = 0; b < seen.buckets.size(); ++b) {
-      const double energy = seen.buckets[b].energy;
+      const double energy = seen.buckets[b].whole_energy;
       const double share = seen.candidates[b * setup_.candidates.size() + ladder_[rung]].kept;
       if (std::isnan(energy) || std::isnan(share)) continue;
       all += energy;

@@ -107,6 +107,26 @@ TEST(Gravac, BothEnergiesAreSmoothedAndThenDivided) {
   EXPECT_DOUBLE_EQ(run.go(1).phi, 0.81);
 }
 
+// Of 1 + 99 that are there 0.9 + 9.9 are kept, wherever the 99 come from.
+TEST(Gravac, WhatResidualsHoldWeighsInBucketsAndInRanks) {
+  SimulatedTraining job = job_of("policy=gravac,epsilon=0.1", {0.9, 0.9, 0.9, 0.9, 0.9});
+  Observation large = job.window(all(job, kDense), 1, 0);
+  const std::size_t candidates = job.setup.candidates.size();
+  large.buckets[1].whole_energy = 99;  // of its gradient it is 1, as the other's is
+  large.candidates[candidates + 1].kept = 0.1;
+  EXPECT_DOUBLE_EQ((*create_controller(job.setup))->decide(large)->phi, 0.108);
+
+  std::vector<Observation> ranks(2, job.window(all(job, kDense), 1, 0));
+  for (std::size_t b = 0; b < 2; ++b) {
+    ranks[1].buckets[b].whole_energy = 99;
+    ranks[1].candidates[b * candidates + 1].kept = 0.1;
+  }
+  const Observation both = reduce(ranks);
+  EXPECT_EQ(both.buckets[0].whole_energy, 50);
+  EXPECT_DOUBLE_EQ(both.candidates[1].kept, 0.108);
+  EXPECT_DOUBLE_EQ((*create_controller(job.setup))->decide(both)->phi, 0.108);
+}
+
 TEST(Gravac, TheNewestStepWeighsAHundredthForEachRankWithinLimits) {
   for (const auto& [world, weight] : {std::pair{1u, 0.05}, {4u, 0.05}, {20u, 0.2}, {100u, 0.5}}) {
     SimulatedTraining job = job_of("policy=gravac,window=100", {0.9, 0.9, 0.9, 0.9, 0.9});

@@ -69,18 +69,33 @@ BucketSignals reduce_bucket(const Ranks<BucketSignals>& ranks) {
   for (double B::*field : {&B::ready_s, &B::encode_s, &B::decode_s, &B::residual, &B::nonfinite})
     all.*field = over<B>(ranks, field, larger);
   all.network_s = over<B>(ranks, &B::network_s, smaller);
-  for (double B::*field : {&B::bytes, &B::energy, &B::mean_energy, &B::union_density, &B::error})
+  for (double B::*field :
+       {&B::bytes, &B::energy, &B::mean_energy, &B::union_density, &B::error, &B::whole_energy})
     all.*field = mean<B>(ranks, field);
   return all;
 }
 
-CandidateSignals reduce_candidate(const Ranks<CandidateSignals>& ranks) {
+// What all ranks keep together of all that they have, not the mean of their shares.
+double reduce_kept(const Ranks<CandidateSignals>& ranks, const Ranks<BucketSignals>& buckets) {
+  double kept = 0, all = 0;
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    const double energy = buckets[r]->whole_energy;
+    if (std::isnan(ranks[r]->kept) || std::isnan(energy)) continue;
+    kept += ranks[r]->kept * energy;
+    all += energy;
+  }
+  return all > 0 ? kept / all : std::nan("");
+}
+
+CandidateSignals reduce_candidate(const Ranks<CandidateSignals>& ranks,
+                                  const Ranks<BucketSignals>& buckets) {
   using C = CandidateSignals;
   C all;
   for (double C::*field : {&C::encode_s, &C::decode_s})
     all.*field = over<C>(ranks, field, larger);
-  for (double C::*field : {&C::bytes, &C::error, &C::kept})
+  for (double C::*field : {&C::bytes, &C::error})
     all.*field = mean<C>(ranks, field);
+  all.kept = reduce_kept(ranks, buckets);
   return all;
 }
 
@@ -131,12 +146,13 @@ Observation reduce(std::span<const Observation> ranks) {
     for (const Observation& rank : ranks)
       same.push_back(&rank.buckets[b]);
     all.buckets[b] = reduce_bucket(same);
-  }
-  for (uint64_t c = 0; c < all.candidates.size(); ++c) {
-    Ranks<CandidateSignals> same;
-    for (const Observation& rank : ranks)
-      same.push_back(&rank.candidates[c]);
-    all.candidates[c] = reduce_candidate(same);
+    const uint64_t candidates = all.candidates.size() / all.buckets.size();
+    for (uint64_t c = b * candidates; c < (b + 1) * candidates; ++c) {
+      Ranks<CandidateSignals> probed;
+      for (const Observation& rank : ranks)
+        probed.push_back(&rank.candidates[c]);
+      all.candidates[c] = reduce_candidate(probed, same);
+    }
   }
   return all;
 }

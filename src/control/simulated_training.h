@@ -88,7 +88,7 @@ class SimulatedTraining {
       const uint32_t c = plan[b];
       seen.buckets.push_back({ready(b), codec_s(b, c) * excess[c], network_s(b, c), codec_s(b, c),
                               bytes(b, c), energy, energy / 2, density, error[c], residual,
-                              nonfinite});
+                              nonfinite, energy});
       for (uint32_t each = 0; each < setup.candidates.size(); ++each)
         seen.candidates.push_back(
             {codec_s(b, each), codec_s(b, each), none, error[each], kept[each]});

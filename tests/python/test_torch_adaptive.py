@@ -169,7 +169,7 @@ def mean_energy(sums: Tensor) -> float:
     adaptive: Any = object.__new__(Adaptive)
     adaptive._engine = types.SimpleNamespace(world=1)
     adaptive._shapes = (Shape(0, sums.numel(), 4 * sums.numel(), sums.dtype, "cpu"),)
-    adaptive._looks = {0: Look(sums, 1.0, False, {}, {})}
+    adaptive._looks = {0: Look(sums, 1.0, False, {}, {}, 0.0)}
     signals = [0.0] * (len(STEP_SIGNALS) + len(BUCKET_SIGNALS))
     adaptive._fill_in(sums, signals)
     return bucket_signal(signals, "mean_energy")
@@ -365,6 +365,19 @@ def test_a_probe_that_was_disturbed_does_not_count(
     # A quarter of it is tried.
     assert seen.probes[1].encode_s == pytest.approx(4e-3)
     assert seen.probes[1].decode_s == pytest.approx(4e-3)
+
+
+def test_gains_are_of_all_that_would_be_sent_and_weigh_as_much() -> None:
+    """A gradient of 1 and of 10 ones in a hundred, of which one bucket owes 9 times as much."""
+    gradient = torch.tensor([1.0] * 10 + [0.0] * 90)
+    candidates = candidates_for("policy=gravac,least=10,most=20", 2)
+    owed = {0: None, 1: 9 * gradient.flip(0)}
+    looker = _look.Looker(candidates, 0, owed.get, (), gains=True)
+    plain, fed = (looker.look(index, gradient, [], []) for index in owed)
+    looker.close()
+    assert (plain.whole_energy, fed.whole_energy) == (10.0, 820.0)
+    assert plain.gains == {1: 1.0, 2: 0.5}
+    assert fed.gains == pytest.approx({1: 810 / 820, 2: 405 / 820})
 
 
 # ---- what is refused

@@ -204,7 +204,7 @@ def test_signals_are_of_what_each_candidate_would_get() -> None:
     adaptive: Any = object.__new__(Adaptive)
     adaptive._engine, adaptive._candidates = types.SimpleNamespace(world=1), candidates
     mask = torch.arange(100) < 50
-    adaptive._looks = {0: Look(torch.where(mask, 2.0, 1.0), 1.0, False, {}, {}, mask)}
+    adaptive._looks = {0: Look(torch.where(mask, 2.0, 1.0), 1.0, False, {}, {}, 0.0, mask)}
     size = len(BUCKET_SIGNALS) + len(candidates) * len(CANDIDATE_SIGNALS)
     signals = [0.0] * size
     adaptive._add_tables(adaptive._looks[0], torch.ones(100), signals, len(BUCKET_SIGNALS))

@@ -292,6 +292,7 @@ class Adaptive:
             error,
             self._looker.residual_ratio(shape.bucket, math.sqrt(squares * look.scale)),
             float(look.nonfinite or shape.bucket in self._broken),
+            look.whole_energy,
         ]
 
     def _candidate_signals(self, shape: Shape) -> list[float]:

@@ -114,7 +114,8 @@ class Look(NamedTuple):
     scale: float  # elements of the bucket for each of the sample
     nonfinite: bool
     probes: dict[int, Probe]
-    gains: dict[int, float]  # of candidates that select: energy they keep of gradient and residual
+    gains: dict[int, float]  # of candidates that select: the share they keep
+    whole_energy: float  # of what
     tables: torch.Tensor | None = None  # which of the sample are of embedding tables
 
     def lossy_energy(self) -> float:
@@ -175,9 +176,13 @@ class Looker:
         tables = self._table_ranges(parameters)
         mask = _mask(tables, flat.numel())[::stride] if tables else None
         finite = bool(torch.isfinite(sample).all())
-        gains = self._gains(index, sample, stride) if self._gains_asked else {}
+        kept = self._residual(index) if self._gains_asked else None
+        fed = sample if kept is None else sample + kept[::stride]
+        energies = fed.double().square().sort(descending=True).values.cumsum(0)
         scale = flat.numel() / max(1, sample.numel())
-        seen = Look(sample, scale, not finite, {}, gains, mask)
+        whole = float(energies[-1]) * scale if energies.numel() else 0.0
+        gains = self._gains(energies) if self._gains_asked else {}
+        seen = Look(sample, scale, not finite, {}, gains, whole, mask)
         for number in asked:
             candidate = self._candidates[number]
             found = None
@@ -220,15 +225,13 @@ class Looker:
         kept = self._residual(index)
         return float(kept.double().norm()) / norm if kept is not None and norm > 0 else 0.0
 
-    def _gains(self, index: int, sample: torch.Tensor, stride: int) -> dict[int, float]:
-        """The part of the energy that each candidate's share of the largest elements has."""
-        kept = self._residual(index)
-        fed = sample if kept is None else sample + kept[::stride]
-        energies = fed.double().square().sort(descending=True).values.cumsum(0)
+    def _gains(self, energies: torch.Tensor) -> dict[int, float]:
+        """The share that each candidate's part of the largest elements has of the energy, by the
+        energies of so many."""
         if not energies.numel() or not energies[-1] > 0:
             return {}
         return {
-            number: float(energies[max(1, round(fed.numel() / one.factor)) - 1] / energies[-1])
+            number: float(energies[max(1, round(energies.numel() / one.factor)) - 1] / energies[-1])
             for number, one in enumerate(self._candidates)
             if one.factor > 1
         }
