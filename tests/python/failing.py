@@ -107,6 +107,15 @@ def break_copies(error: Exception) -> None:
     torch.Tensor.clone = breaking  # type: ignore[assignment]
 
 
+def break_codecs(error: Exception) -> None:
+    """This rank makes no codec from now on."""
+
+    def breaking(*_args: Any, **_how: Any) -> NoReturn:
+        raise error
+
+    Codec.__init__ = breaking  # type: ignore[method-assign]
+
+
 def break_jobs(stage: str, number: int, error: Exception) -> None:
     """The `number`-th job of this rank from now on is not taken, fails when it is encoded, or when
     it ends and its codec is asked what it did."""

@@ -20,6 +20,7 @@ from failing import (
     GRACE_S,
     attach_two_buckets,
     await_news,
+    break_codecs,
     break_jobs,
     fail_at,
     one_step,
@@ -84,30 +85,41 @@ def test_a_rank_that_cannot_encode_tells_the_others_why(way: str, place: str) ->
     assert all("no room for 7 apples" in error for error in errors)
 
 
-def meet_a_bug(rank: int, world: int, stage: str) -> list[str]:
-    """An exception that is none of ours, on one rank, in encoding or decoding its last bucket."""
+def meet_a_bug(rank: int, world: int, stage: str, error: Exception) -> list[str]:
+    """An exception on one rank: its last bucket is not taken, or cannot be encoded or decoded; or
+    there is no memory for the codecs of new buckets."""
     model, handle = attach_two_buckets()
     for _ in range(2):
         one_step(model)
+    if stage == "codecs":
+        handle.load_state_dict(handle.state_dict())
     dist.barrier()
-    if rank == 1:
-        break_jobs(stage, 2, IndexError("off by one"))
+    if rank == 1 and stage == "codecs":
+        break_codecs(error)
+    elif rank == 1:
+        break_jobs(stage, 2, error)
     elif stage == "end":
         one_step(model)  # all that rank 1 had to give was there
         await_news(handle)
-    error = fail_at(lambda: one_step(model))[0]
+    said = fail_at(lambda: one_step(model))[0]
     assert whole_gradients(model)
-    return [error, str(handle.failure)]
+    return [said, str(handle.failure)]
 
 
-@pytest.mark.parametrize("stage", ["encode", "end"])
-def test_a_bug_on_one_rank_is_not_blamed_on_the_others(stage: str) -> None:
-    everyone = run_ranks(3, meet_a_bug, stage)
-    for error, failure in everyone:
-        assert failure in error
+BUG, NO_MEMORY = IndexError("off by one"), addend.OutOfMemory("off by one")
+
+
+@pytest.mark.parametrize(
+    ("stage", "error"),
+    [("encode", BUG), ("end", BUG), ("submit", BUG), ("submit", NO_MEMORY), ("codecs", NO_MEMORY)],
+)
+def test_a_bug_on_one_rank_is_not_blamed_on_the_others(stage: str, error: Exception) -> None:
+    everyone = run_ranks(3, meet_a_bug, stage, error)
+    for said, failure in everyone:
+        assert failure in said
         assert "off by one" in failure
         assert "late" not in failure
-    assert "(every rank answers)" in everyone[1][1]
+    assert ("(every rank answers)" in everyone[1][1]) == (error is BUG)
     assert "rank 1 gave up" in everyone[0][1]
 
 

@@ -92,7 +92,7 @@ class Memory:
 
     def __init__(self, tensor: torch.Tensor, encoded_there: bool = False) -> None:
         """`encoded_there`: codecs run where the gradient is, and give it its scale."""
-        self.tensor = self.result = tensor
+        self.tensor = tensor
         self.on_device = tensor.device.type != "cpu"
         self.address = tensor.data_ptr()
         if not self.on_device:

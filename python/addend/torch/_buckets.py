@@ -103,6 +103,7 @@ class Buckets:
             self._engine.drain()
             for old in stale:
                 self._park(old)
+                self._plain.pop(old, None)
         made = self.known[index] = self._make(index, key, buffer, parameters)
         return made
 

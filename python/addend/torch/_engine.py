@@ -215,10 +215,12 @@ class Engine:
                 self._places.append(place)
             try:
                 outcome = pipeline.run(parts, claims, ended, here=here, ready=ready, **how)
-            except Error:
+            except Error as error:
                 with self._idle:
                     self._places.pop()
-                raise
+                if self._stop is not None:
+                    raise
+                raise self.fail(error, place) from error
             except BaseException as interrupt:  # the others would wait for this rank
                 self.fail(interrupt, self._where())
                 raise

@@ -129,42 +129,53 @@ class Handle:
     ) -> torch.futures.Future[torch.Tensor]:
         begin = time.perf_counter()
         self._engine.check_open()
-        index, buffer = bucket.index(), bucket.buffer()
+        index = bucket.index()
         first = index <= self._last_index or self._buckets.step < 0
         if first:
             self._begin_step()
         self._last_index = index
         self._last_submitted = begin
         place = Place(self._buckets.step, index)
-        self._watch_launches(place, first)
         with self._counting:
             self._unfinished += 1
             self._all_submitted = bucket.is_last()
-        if buffer.is_sparse:
-            promised = self._sum_rows(place, buffer, bucket.parameters)
-        else:
-            known = self._buckets.find(index, buffer, bucket.parameters)
-            if self._adaptive is not None:
-                known = self._adapt(place, known, buffer, bucket.parameters)
-            if self._leaves(place, known, buffer):
-                promised = self._leave(place, known, buffer)
-            else:
-                promised = self._encode(place, known, buffer, bucket.parameters)
+        try:
+            self._watch_launches(first)
+            promised = self._send(place, bucket)
+        except InvalidArgument:  # of what all ranks were given, so all of them say it
+            raise
+        except Exception as error:  # no memory, say: the others are not to wait for this rank
+            failure = self._engine.fail(error, place)
+            if failure is error:
+                raise
+            raise failure from error
         self._meter.count("hook_calls")
         self._meter.count("time/hook_s", time.perf_counter() - begin)
         return promised
 
-    def _watch_launches(self, place: Place, first: bool) -> None:
+    def _send(
+        self,
+        place: Place,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+    ) -> torch.futures.Future[torch.Tensor]:
+        buffer = bucket.buffer()
+        if buffer.is_sparse:
+            return self._sum_rows(place, buffer, bucket.parameters)
+        known = self._buckets.find(place.bucket, buffer, bucket.parameters)
+        if self._adaptive is not None:
+            known = self._adapt(place, known, buffer, bucket.parameters)
+        if self._leaves(place, known, buffer):
+            return self._leave(place, known, buffer)
+        return self._encode(place, known, buffer, bucket.parameters)
+
+    def _watch_launches(self, first: bool) -> None:
         launches = self._engine.launches
         if launches is None:
             return
         if first:
             launches.begin()
-            return
-        try:
+        else:
             launches.check()
-        except addend.Unsupported as error:
-            raise self._engine.fail(error, place) from None
 
     def _promise(
         self, buffer: torch.Tensor
@@ -194,7 +205,7 @@ class Handle:
         sent = self._in_pieces(known, buffer, place.bucket, parameters) or known
         codecs = sent.codecs
         assert codecs is not None
-        memory, before = self._remember(place, known, sent, buffer)
+        memory, before = self._remember(known, sent, buffer)
 
         def done(outcome: Outcome) -> None:
             known.agreed, known.owed = True, None
@@ -237,27 +248,25 @@ class Handle:
         return promised
 
     def _remember(
-        self, place: Place, known: Bucket, sent: Bucket, buffer: torch.Tensor
+        self, known: Bucket, sent: Bucket, buffer: torch.Tensor
     ) -> "tuple[Memory, Optional[torch.Tensor]]":
         """Where its codecs find the gradient, to which is added what is owed; and a copy of what it
         was, which may be the parameters' own and must survive a failure."""
         codecs, before = sent.codecs, None
         assert codecs is not None
-        try:
-            memory = sent.memory
-            if memory is None or memory.tensor is not buffer:
-                memory = sent.memory = Memory(buffer, codecs.on_device)
-            else:
-                memory.written_again()
-            if known.owed is not None:
-                before = buffer.clone()
+        memory = sent.memory
+        if memory is None or memory.tensor is not buffer:
+            memory = sent.memory = Memory(buffer, codecs.on_device)
+        else:
+            memory.written_again()
+        if known.owed is not None:
+            before = buffer.clone()
+            try:
                 buffer += known.owed.to(buffer.device)
-                memory.written_again()
-        except RuntimeError as error:  # no memory, say: the others are not to wait for this rank
-            failure = self._engine.fail(error, place)
-            if before is not None:
+            except Exception:
                 buffer.copy_(before)
-            raise failure from error
+                raise
+            memory.written_again()
         return memory, before
 
     def _in_pieces(
@@ -303,10 +312,7 @@ class Handle:
             self._bucket_done(place.step)
 
         future, promised = self._promise(buffer)
-        try:
-            sums = self._scaled(known, buffer, 1.0 / self._engine.world)
-        except RuntimeError as error:  # no memory, say: the others are not to wait for this rank
-            raise self._engine.fail(error, place) from error
+        sums = self._scaled(known, buffer, 1.0 / self._engine.world)
         self._engine.leave(sums, place, done, future)
         return promised
 
