@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels share: launches that are checked, and letters to the host.
+// What calls of the runtime share: codes that are checked, launches, and letters to the host.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,19 @@
 
 namespace addend::cuda {
 
+/// What a call of the runtime returned. An error that is handed over is no longer the thread's:
+/// the next launch does not report it again.
+inline int taken(cudaError_t code) {
+  if (code != cudaSuccess) cudaGetLastError();
+  return static_cast<int>(code);
+}
+
 /// The error of the launch that came last, if it failed.
 inline int launched() { return static_cast<int>(cudaGetLastError()); }
+
+inline int clear(void* memory, uint64_t bytes, void* stream) {
+  return taken(cudaMemsetAsync(memory, 0, bytes, static_cast<cudaStream_t>(stream)));
+}
 
 /// Threads of a CTA, and bytes of shared memory beside what its kernel declares.
 struct CtaShape {
@@ -24,30 +35,28 @@ template <typename Kernel>
 inline int allow_shared(Kernel kernel, int device, uint32_t shared) {
   if (shared == 0) return 0;
   cudaFuncAttributes known{};
-  if (const auto code = cudaFuncGetAttributes(&known, kernel); code != cudaSuccess) return code;
+  if (const int code = taken(cudaFuncGetAttributes(&known, kernel))) return code;
   // The kernel's own variables are out of the same 48 KiB.
   if (static_cast<int>(shared) <= known.maxDynamicSharedSizeBytes) return 0;
   int bytes = 0;
-  if (const auto code =
-          cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-      code != cudaSuccess)
+  if (const int code =
+          taken(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device)))
     return code;
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              bytes - static_cast<int>(known.sharedSizeBytes));
+  return taken(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    bytes - static_cast<int>(known.sharedSizeBytes)));
 }
 
 /// CTAs that a grid needs to keep every multiprocessor busy, at most `most`.
 template <typename Kernel>
 inline int fill_device(Kernel kernel, const CtaShape& cta, uint64_t most, uint32_t* ctas) {
   int device = 0, processors = 0, each = 0;
-  if (const auto code = cudaGetDevice(&device); code != cudaSuccess) return code;
-  if (const auto code = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-      code != cudaSuccess)
+  if (const int code = taken(cudaGetDevice(&device))) return code;
+  if (const int code =
+          taken(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device)))
     return code;
   if (const int code = allow_shared(kernel, device, cta.shared)) return code;
-  if (const auto code =
-          cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, cta.threads, cta.shared);
-      code != cudaSuccess)
+  if (const int code = taken(
+          cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, cta.threads, cta.shared)))
     return code;
   const uint64_t wanted = static_cast<uint64_t>(processors) * static_cast<uint64_t>(each);
   *ctas = static_cast<uint32_t>(wanted < most ? wanted : most);

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 
+#include "cuda/launch.cuh"
 #include "cuda/part.cuh"
 #include "cuda/runtime.h"
 
@@ -23,12 +24,6 @@ cudaEvent_t as_event(void* event) { return static_cast<cudaEvent_t>(event); }
 
 const char* error_text(int code) { return cudaGetErrorString(static_cast<cudaError_t>(code)); }
 bool is_out_of_memory(int code) { return code == cudaErrorMemoryAllocation; }
-
-// An error that is handed over is no longer the thread's: the next launch does not report it again.
-int taken(cudaError_t code) {
-  if (code != cudaSuccess) cudaGetLastError();
-  return code;
-}
 
 int device_count(int* count) { return taken(cudaGetDeviceCount(count)); }
 
@@ -68,7 +63,7 @@ int release(void* memory) { return taken(cudaFree(memory)); }
 int allocate_pinned(uint64_t bytes, void** host, void** device) {
   if (const int code = taken(cudaHostAlloc(host, bytes, cudaHostAllocMapped))) return code;
   const int code = taken(cudaHostGetDevicePointer(device, *host, 0));
-  if (code != 0) cudaFreeHost(*host);
+  if (code != 0) taken(cudaFreeHost(*host));
   return code;
 }
 int release_pinned(void* host) { return taken(cudaFreeHost(host)); }

@@ -5,7 +5,9 @@
 #include <iostream>
 #include <set>
 
+#include "codec/exact/own_kernels.h"
 #include "codec/exact/sketch.h"
+#include "codec/index/bloom_kernels.h"
 #include "tests/cuda/side_by_side.h"
 
 namespace addend {
@@ -537,6 +539,21 @@ TEST_F(CudaExact, AKernelThatFailsIsANamedError) {
     std::_Exit(more ? 1 : 0);
   };
   EXPECT_EXIT(fail(), ::testing::ExitedWithCode(0), "illegal memory access");
+}
+
+// Its error is the caller's then, and no longer the thread's.
+TEST_F(CudaExact, ACallThatFailedIsNotReportedAgain) {
+  const auto bloom = cuda::part<index::BloomKernels>();
+  const auto own = cuda::part<exact::OwnKernels>();
+  ASSERT_TRUE(bloom && own);
+  index::BloomCall nowhere{};
+  nowhere.shape.words = 1;
+  EXPECT_NE((*bloom)->insert(nowhere, device_.stream()), 0) << "clears a filter at no address";
+  cuda::DeviceBuffer words(device_.runtime());
+  ASSERT_TRUE(words.reserve(8));
+  device_.write(words.as<void>(), Bytes(8, 1));
+  EXPECT_EQ((*own)->merge(words.as<uint64_t>(), 1, words.as<uint64_t>(), device_.stream()), 0);
+  EXPECT_EQ(device_.runtime()->synchronize(device_.stream()), 0);
 }
 
 TEST_F(CudaExact, AGradientThatDoesNotFitIsOutOfMemoryAndUntouched) {

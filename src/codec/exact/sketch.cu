@@ -433,10 +433,6 @@ __global__ void __launch_bounds__(kThreads) assemble_kernel(AssembleCall c) {
 
 // ---- launches
 
-int clear(void* memory, uint64_t bytes, void* stream) {
-  return cudaMemsetAsync(memory, 0, bytes, static_cast<cudaStream_t>(stream));
-}
-
 uint64_t work_of(const CountedUnion& of) {
   return ceil_div(index::tiles_for(of.width, of.count), uint64_t{kWarps});
 }
@@ -447,9 +443,9 @@ cuda::CtaShape peel_cta(const SketchShape& shape, bool counts_in_shared) {
 }
 
 int insert(const InsertCall& c, void* stream) {
-  if (const int code = clear(c.cells, c.shape.lanes_total() * 8, stream)) return code;
+  if (const int code = cuda::clear(c.cells, c.shape.lanes_total() * 8, stream)) return code;
   if (c.top != nullptr) {
-    if (const int code = clear(c.top, sizeof(uint32_t), stream)) return code;
+    if (const int code = cuda::clear(c.top, sizeof(uint32_t), stream)) return code;
   }
   const uint64_t work = ceil_div(words_for(c.words) * 64, uint64_t{kThreads});
   if (c.quanta.dtype == DType::kF32)
@@ -468,10 +464,9 @@ int split(const SplitCall& c, void* stream) {
 int peel_ctas(const SketchShape& shape, uint32_t* ctas, bool* counts_in_shared) {
   constexpr uint64_t kDeclared = 1024;  // at most, by the kernel itself and the system
   int device = 0, bytes = 0;
-  if (const auto code = cudaGetDevice(&device); code != cudaSuccess) return code;
-  if (const auto code =
-          cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-      code != cudaSuccess)
+  if (const int code = cuda::taken(cudaGetDevice(&device))) return code;
+  if (const int code = cuda::taken(
+          cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device)))
     return code;
   *counts_in_shared = shape.chunk_cells() * 8 + kDeclared <= static_cast<uint64_t>(bytes);
   return cuda::fill_device(peel_kernel, peel_cta(shape, *counts_in_shared), shape.chunks, ctas);
@@ -484,9 +479,10 @@ int tell(const uint64_t* found, cuda::Mail* mail, uint64_t sequence, void* strea
 
 int peel(const PeelCall& c, void* stream) {
   const auto queue = static_cast<cudaStream_t>(stream);
-  if (const int code = clear(c.starts, (uint64_t{c.shape.chunks} + 1) * 8, stream)) return code;
-  if (const int code = clear(c.stuck, words_for(c.keys.count) * 8, stream)) return code;
-  if (const int code = clear(c.found, 8, stream)) return code;
+  if (const int code = cuda::clear(c.starts, (uint64_t{c.shape.chunks} + 1) * 8, stream))
+    return code;
+  if (const int code = cuda::clear(c.stuck, words_for(c.keys.count) * 8, stream)) return code;
+  if (const int code = cuda::clear(c.found, 8, stream)) return code;
   const uint64_t work = work_of(c.keys);
   if (const int code = cuda::launch(tally_kernel, kThreads, work, stream, c)) return code;
   start_kernel<<<1, kSumThreads, 0, queue>>>(c);
@@ -516,7 +512,7 @@ int pick_elements(const PickCall& c, void* stream) {
 }
 
 int settle(const SettleCall& c, void* stream) {
-  if (const int code = clear(c.found, 8, stream)) return code;
+  if (const int code = cuda::clear(c.found, 8, stream)) return code;
   if (c.stuck.bitmap != nullptr) {
     if (const int code = cuda::launch(settle_kernel, kThreads, work_of(c.stuck), stream, c))
       return code;

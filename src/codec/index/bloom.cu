@@ -93,22 +93,18 @@ __global__ void __launch_bounds__(kThreads) spread_kernel(SelectCall c) {
 
 // ---- launches
 
-int clear(void* memory, uint64_t bytes, void* stream) {
-  return cudaMemsetAsync(memory, 0, bytes, static_cast<cudaStream_t>(stream));
-}
-
 int tell(const uint64_t* number, cuda::Mail* mail, uint64_t sequence, void* stream) {
   tell_kernel<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(number, mail, sequence);
   return cuda::launched();
 }
 
 int insert(const BloomCall& c, void* stream) {
-  if (const int code = clear(c.filter, c.shape.words * 8, stream)) return code;
+  if (const int code = cuda::clear(c.filter, c.shape.words * 8, stream)) return code;
   return cuda::launch(insert_kernel, kThreads, ceil_div(c.words, kThreads), stream, c);
 }
 
 int find(const BloomCall& c, uint64_t* scratch, cuda::Mail* mail, uint64_t sequence, void* stream) {
-  if (const int code = clear(scratch, 8, stream)) return code;
+  if (const int code = cuda::clear(scratch, 8, stream)) return code;
   if (const int code =
           cuda::launch(fill_kernel, kThreads, ceil_div(c.shape.words, kThreads), stream,
                        static_cast<const uint64_t*>(c.filter), c.shape.words, scratch))
@@ -129,7 +125,7 @@ int spread(const SelectCall& c, void* stream) {
 
 int count_nonzeros(uint32_t width, const void* values, uint64_t count, uint64_t* scratch,
                    cuda::Mail* mail, uint64_t sequence, void* stream) {
-  if (const int code = clear(scratch, 8, stream)) return code;
+  if (const int code = cuda::clear(scratch, 8, stream)) return code;
   const uint64_t work = ceil_div(count, kThreads);
   const int code = width == 4 ? cuda::launch(nonzero_kernel<uint32_t>, kThreads, work, stream,
                                              static_cast<const uint32_t*>(values), count, scratch)

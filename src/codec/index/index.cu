@@ -37,7 +37,7 @@ __global__ void post_kernel(const uint64_t* number, cuda::Mail* mail, uint64_t s
 template <typename T>
 bool has_bulk_copies() {
   cudaFuncAttributes found{};
-  return cudaFuncGetAttributes(&found, bulk_scan_kernel<T>) == cudaSuccess &&
+  return cuda::taken(cudaFuncGetAttributes(&found, bulk_scan_kernel<T>)) == 0 &&
          found.ptxVersion >= 90;
 }
 
@@ -86,8 +86,9 @@ int multiply_as(const void* from, uint64_t count, float factor, void* to, void* 
 int multiply(DType dtype, const void* from, uint64_t count, float factor, void* to, void* stream) {
   if (factor == 1.0f) {
     if (to == from || count == 0) return 0;
-    return cudaMemcpyAsync(to, from, count * dtype_bytes(dtype), cudaMemcpyDeviceToDevice,
-                           static_cast<cudaStream_t>(stream));
+    return cuda::taken(cudaMemcpyAsync(to, from, count * dtype_bytes(dtype),
+                                       cudaMemcpyDeviceToDevice,
+                                       static_cast<cudaStream_t>(stream)));
   }
   if (dtype == DType::kF32) return multiply_as<DType::kF32>(from, count, factor, to, stream);
   if (dtype == DType::kBf16) return multiply_as<DType::kBf16>(from, count, factor, to, stream);
@@ -96,8 +97,7 @@ int multiply(DType dtype, const void* from, uint64_t count, float factor, void* 
 
 int look_for_nonfinite(DType dtype, const void* values, uint64_t count, uint64_t* scratch,
                        cuda::Mail* mail, uint64_t sequence, void* stream) {
-  const auto queue = static_cast<cudaStream_t>(stream);
-  if (const auto code = cudaMemsetAsync(scratch, 0, 8, queue); code != cudaSuccess) return code;
+  if (const int code = cuda::clear(scratch, 8, stream)) return code;
   const uint64_t work = ceil_div(count, kPlainThreads);
   const uint32_t infinity = dtype == DType::kF32    ? 0x7F800000u
                             : dtype == DType::kBf16 ? 0x7F80u
@@ -109,7 +109,7 @@ int look_for_nonfinite(DType dtype, const void* values, uint64_t count, uint64_t
           : cuda::launch(nonfinite_kernel<uint16_t>, kPlainThreads, work, stream,
                          static_cast<const uint16_t*>(values), count, infinity, scratch);
   if (code != 0) return code;
-  post_kernel<<<1, 1, 0, queue>>>(scratch, mail, sequence);
+  post_kernel<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(scratch, mail, sequence);
   return cuda::launched();
 }
 

@@ -113,12 +113,11 @@ int write_union(const TwoLevelCall& c, uint64_t* bitmap, void* stream) {
 }
 
 int survey(const SurveyCall& c, void* stream) {
-  const auto queue = static_cast<cudaStream_t>(stream);
-  if (const auto code = cudaMemsetAsync(c.scratch, 0, 2 * c.size_count * 8, queue)) return code;
+  if (const int code = cuda::clear(c.scratch, 2 * c.size_count * 8, stream)) return code;
   const uint64_t team = c.sizes[0] > 64 * kWarpSurveys ? 32 : 1;
   const uint64_t work = ceil_div(ceil_div(c.count, c.sizes[0]) * team, uint64_t{kThreads});
   if (const int code = cuda::launch(survey_kernel, kThreads, work, stream, c)) return code;
-  tell_kernel<<<1, 1, 0, queue>>>(c);
+  tell_kernel<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(c);
   return cuda::launched();
 }
 

@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "codec/quant/device_block.cuh"
+#include "cuda/launch.cuh"
 
 namespace addend::quant {
 
@@ -39,27 +40,28 @@ template <auto kKernel, uint32_t kThreads, SharedBytes kShared>
 int resident_shape(Shape* shape) {
   static std::atomic<uint64_t> known[kKnownDevices];
   int device = 0, processors = 0, each = 0, room = 0;
-  if (const auto code = cudaGetDevice(&device)) return code;
+  if (const int code = cuda::taken(cudaGetDevice(&device))) return code;
   std::atomic<uint64_t>& here = known[device % kKnownDevices];
   const uint64_t found = device < kKnownDevices ? here.load(std::memory_order_relaxed) : 0;
   if (found != 0) {
     *shape = {static_cast<uint32_t>(found >> 32), static_cast<uint32_t>(found)};
     return 0;
   }
-  if (const auto code = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device))
+  if (const int code =
+          cuda::taken(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device)))
     return code;
-  if (const auto code =
-          cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device))
+  if (const int code = cuda::taken(
+          cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device)))
     return code;
   uint32_t threads = kThreads;
   while (threads > kWarp && kShared.of(threads) > static_cast<uint32_t>(room))
     threads -= kWarp;
   const uint32_t bytes = kShared.of(threads);
-  if (const auto code = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             static_cast<int>(bytes)))
+  if (const int code = cuda::taken(cudaFuncSetAttribute(
+          kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes))))
     return code;
-  if (const auto code = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-          &each, kKernel, static_cast<int>(threads), bytes))
+  if (const int code = cuda::taken(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+          &each, kKernel, static_cast<int>(threads), bytes)))
     return code;
   *shape = {threads, static_cast<uint32_t>(processors * each)};
   here.store(uint64_t{shape->threads} << 32 | shape->ctas, std::memory_order_relaxed);
@@ -75,7 +77,7 @@ int launch_resident(uint64_t wanted, void* stream, const Arguments&... arguments
   const auto grid = static_cast<uint32_t>(wanted < shape.ctas ? wanted : shape.ctas);
   kKernel<<<grid, shape.threads, kShared.of(shape.threads), static_cast<cudaStream_t>(stream)>>>(
       arguments...);
-  return cudaGetLastError();
+  return cuda::launched();
 }
 
 inline constexpr uint32_t kCtaThreads = 256;
@@ -88,13 +90,13 @@ int launch_ctas(const DeviceStep& step, uint64_t wanted, void* stream,
   const uint64_t shared = uint64_t{step.largest} * 4;
   if (wanted == 0) return 0;
   if (shared > kUnasked) {
-    if (const auto code = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                               static_cast<int>(shared)))
+    if (const int code = cuda::taken(cudaFuncSetAttribute(
+            kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared))))
       return code;
   }
   const auto grid = static_cast<uint32_t>(wanted < kMostCtas ? wanted : kMostCtas);
   kKernel<<<grid, kCtaThreads, shared, static_cast<cudaStream_t>(stream)>>>(step, arguments...);
-  return cudaGetLastError();
+  return cuda::launched();
 }
 
 // Energy of n elements in shared memory in sixteen running sums; all threads of the CTA call it and

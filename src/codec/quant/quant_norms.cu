@@ -211,7 +211,7 @@ int launch_plain(const DeviceStep& step, void* stream) {
   if (wanted == 0) return 0;
   const auto grid = static_cast<uint32_t>(wanted < kMostCtas ? wanted : kMostCtas);
   plain_norms<kType><<<grid, kNormThreads, 0, static_cast<cudaStream_t>(stream)>>>(step);
-  return cudaGetLastError();
+  return cuda::launched();
 }
 
 template <typename Word, Owes kOwes>

@@ -140,7 +140,7 @@ int launch_survey(const DeviceStep& step, uint32_t* contributors, cuda::Mail* ma
 int launch_contributors(const uint32_t* contributors, cuda::Mail* mail, uint64_t sequence,
                         void* stream) {
   tell_contributors<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(contributors, mail, sequence);
-  return cudaGetLastError();
+  return cuda::launched();
 }
 
 int launch_multiply(float* values, uint64_t n, double factor, void* stream) {
