@@ -59,6 +59,7 @@ struct Past {
 /// A plan that ran, and what its steps took beyond its lanes and what any plan's take beyond them.
 struct Tried {
   Plan plan;
+  double promised_s = 0;  // a step, when it was chosen; 0: of another link
   double own_s = 0;
   uint64_t windows = 0;  // that showed it
   uint64_t window = 0;   // the latest in which it ran
@@ -154,9 +155,9 @@ class Auto final : public Controller {
   void compare_with_promise(double now, bool moved) {
     const auto one = find_tried(plan_);
     if (one == tried_.end()) {
-      promised_s_ = moved ? 0 : foreseen_s_;
-    } else if (one->windows + 1 == kDwell && promised_s_ > 0) {
-      surprise_ = std::max(surprise_, std::min(kMostSpread, now / promised_s_ - 1));
+      tried_.push_back({plan_, moved ? 0 : foreseen_s_});
+    } else if (one->windows + 1 == kDwell && one->promised_s > 0) {
+      surprise_ = std::max(surprise_, std::min(kMostSpread, now / one->promised_s - 1));
     }
   }
 
@@ -169,7 +170,6 @@ class Auto final : public Controller {
     }
     const bool compared = !std::isnan(reference);
     if (compared) rest_s_ = std::max(0.0, reference - costs_.lanes_s(Plan(buckets(), 0)));
-    if (find_tried(plan_) == tried_.end()) tried_.push_back({plan_});
     Tried& mine = tried_[static_cast<std::size_t>(find_tried(plan_) - tried_.begin())];
     mine.window = window_;
     if (compared || mine.windows < kDwell) {
@@ -198,7 +198,7 @@ class Auto final : public Controller {
     dense_s_ = foreseen_s_ = 0;
     tried_.clear();
     fresh_ = false;
-    now_s_ = rest_s_ = before_s_ = spread_ = surprise_ = promised_s_ = 0;
+    now_s_ = rest_s_ = before_s_ = spread_ = surprise_ = 0;
   }
 
   void look(const Observation& seen) {
@@ -480,7 +480,6 @@ class Auto final : public Controller {
   double rest_s_ = 0;  // of a step, when all lanes are empty, whatever the plan
   double before_s_ = 0, spread_ = 0;  // a step of the window before; of windows of one plan
   double surprise_ = 0;               // by which plans took longer than foreseen that had not run
-  double promised_s_ = 0;             // what a step of the present plan was chosen for
   uint64_t since_reference_ = 0;
   double credit_s_ = 0;
   uint64_t cursor_ = 0;

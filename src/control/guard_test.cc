@@ -409,6 +409,26 @@ TEST(Guard, WhereAPlanDisappointedAnotherHasToPromiseMore) {
   EXPECT_EQ(run.next.plan, all(job, kQuant));
 }
 
+// A cast goes, then a quantiser that was to be much faster and loses too much, then the cast again:
+// its third window is as it was foreseen to be, so that a plan which is 15 % better is taken.
+TEST(Guard, APlanThatComesBackIsHeldToItsOwnPromise) {
+  SimulatedTraining job = slow_job();
+  job.setup.candidates[kExact] = job.setup.candidates[kCast];
+  job.setup.candidates[kExact].bits = 13.6;
+  job.error[kExact] = job.error[kCast];
+  job.seconds_per_element[kExact] = 2e-8;
+  ControlledRun run(job);
+  ASSERT_EQ(run.go(1).plan, all(job, kCast));
+  ASSERT_EQ(run.go(1).plan, all(job, kQuant));
+  ASSERT_GT(job.step(all(job, kCast)), 1.3 * job.step(all(job, kQuant)));
+  job.error[kQuant] = 0.5;
+  ASSERT_EQ(run.go(1).plan, all(job, kCast));
+  ASSERT_EQ(run.go(2).plan, all(job, kCast)) << "three windows by now";
+  job.seconds_per_element[kExact] = 0;
+  ASSERT_NEAR(job.step(all(job, kCast)) / job.step(all(job, kExact)), 1.15, 0.02);
+  EXPECT_EQ(run.go(2).plan, all(job, kExact));
+}
+
 // A plan's first steps are slow for reasons of their own: what it takes is known when it has run.
 TEST(Guard, AColdFirstWindowKeepsNoBetterPlanAway) {
   for (const double cold : {0.0, 0.5}) {
