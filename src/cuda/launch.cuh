@@ -80,4 +80,20 @@ __device__ inline void send(Mail* mail, uint64_t sequence) {
   *const_cast<volatile uint64_t*>(&mail->sequence) = sequence;
 }
 
+namespace {
+
+template <typename Number>
+__global__ void tell_kernel(const Number* number, Mail* mail, uint64_t sequence) {
+  mail->numbers[0] = number == nullptr ? 0 : *number;
+  send(mail, sequence);
+}
+
+/// Sends a letter with one number, or 0, when the stream is there.
+template <typename Number>
+int tell(const Number* number, Mail* mail, uint64_t sequence, void* stream) {
+  tell_kernel<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(number, mail, sequence);
+  return launched();
+}
+
+}  // namespace
 }  // namespace addend::cuda

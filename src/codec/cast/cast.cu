@@ -4,12 +4,15 @@
 
 #include "base/bits.h"
 #include "codec/cast/cast_kernels.h"
+#include "codec/index/element.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/part.cuh"
-#include "wire/half.h"
 
 namespace addend::cast {
 namespace {
+
+using index::load;
+using index::store;
 
 constexpr int kThreads = 256;
 
@@ -27,26 +30,6 @@ struct alignas(kCount* kBytes<kType> < 16 ? kCount * kBytes<kType> : 16) Packed 
   uint32_t words[kCount * kBytes<kType> / 4];
 };
 
-template <DType kType>
-__device__ inline float widened(const void* elements, uint64_t i) {
-  if constexpr (kType == DType::kF32) {
-    return static_cast<const float*>(elements)[i];
-  } else {
-    const uint16_t half = static_cast<const uint16_t*>(elements)[i];
-    return kType == DType::kBf16 ? addend_f32_from_bf16(half) : addend_f32_from_f16(half);
-  }
-}
-
-template <DType kType>
-__device__ inline void narrow(float value, void* elements, uint64_t i) {
-  if constexpr (kType == DType::kF32) {
-    static_cast<float*>(elements)[i] = value;
-  } else {
-    static_cast<uint16_t*>(elements)[i] =
-        kType == DType::kBf16 ? addend_bf16_from_f32(value) : addend_f16_from_f32(value);
-  }
-}
-
 __device__ inline bool is_finite(float x) {
   return (addend_f32_bits(x) & 0x7F800000u) != 0x7F800000u;
 }
@@ -61,11 +44,11 @@ __device__ inline float times(float x, float factor) {
 template <DType kFrom, DType kTo>
 __device__ inline void send_one(const SendCall& c, const void* from, uint64_t in, uint64_t i,
                                 void* to) {
-  const float x = widened<kFrom>(from, in);
-  if (c.owed == nullptr) return narrow<kTo>(times(x, c.scale), to, in);
+  const float x = load<kFrom>(from, in);
+  if (c.owed == nullptr) return store<kTo>(to, in, times(x, c.scale));
   const float before = c.owed[i], addend = x + before;
-  narrow<kTo>(addend * c.scale, to, in);
-  const float lost = addend - widened<kTo>(to, in) / c.scale;
+  store<kTo>(to, in, addend * c.scale);
+  const float lost = addend - load<kTo>(to, in) / c.scale;
   c.next[i] = is_finite(lost) ? lost : before;
 }
 
@@ -105,11 +88,11 @@ __global__ void __launch_bounds__(kThreads)
     Packed<kTo, kAtOnce> out;
 #pragma unroll
     for (uint32_t k = 0; k < kAtOnce; ++k)
-      narrow<kTo>(times(widened<kFrom>(&in, k), 1), &out, k);
+      store<kTo>(&out, k, times(load<kFrom>(&in, k), 1));
     static_cast<Packed<kTo, kAtOnce>*>(gradient)[at] = out;
   }
   for (uint64_t i = wide * kAtOnce + me; i < count; i += stride)
-    narrow<kTo>(times(widened<kFrom>(sums, i), 1), gradient, i);
+    store<kTo>(gradient, i, times(load<kFrom>(sums, i), 1));
 }
 
 /// A CTA a stretch.
@@ -120,11 +103,11 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(SendCall c, SampleCall
   const uint64_t left = c.count - begin, n = left < which.length ? left : which.length;
   double energy = 0, error = 0;
   for (uint64_t i = begin + threadIdx.x; i < begin + n; i += kThreads) {
-    const float addend = widened<kFrom>(c.gradient, i) + (c.owed == nullptr ? 0.0f : c.owed[i]);
+    const float addend = load<kFrom>(c.gradient, i) + (c.owed == nullptr ? 0.0f : c.owed[i]);
     float lane = 0;  // room for any type
-    narrow<kTo>(addend * c.scale, &lane, 0);
+    store<kTo>(&lane, 0, addend * c.scale);
     const double lost =
-        static_cast<double>(addend) - static_cast<double>(widened<kTo>(&lane, 0) / c.scale);
+        static_cast<double>(addend) - static_cast<double>(load<kTo>(&lane, 0) / c.scale);
     if (!isfinite(lost)) continue;
     energy += static_cast<double>(addend) * static_cast<double>(addend);
     error += lost * lost;
@@ -140,8 +123,6 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(SendCall c, SampleCall
   if (threadIdx.x == 0) which.samples[blockIdx.x] = {energies[0], errors[0]};
 }
 
-__global__ void post_kernel(cuda::Mail* mail, uint64_t sequence) { cuda::send(mail, sequence); }
-
 __global__ void __launch_bounds__(kThreads)
     multiply_kernel(float* values, uint64_t count, double factor) {
   for (uint64_t i = uint64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
@@ -153,17 +134,10 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- launches
 
-template <typename Visit>
-int with_from(DType from, const Visit& visit) {
-  if (from == DType::kF32) return visit.template operator()<DType::kF32>();
-  if (from == DType::kBf16) return visit.template operator()<DType::kBf16>();
-  return visit.template operator()<DType::kF16>();
-}
-
 /// visit<from, to>, one of which is a 16-bit type.
 template <typename Visit>
 int with_types(DType any, DType half, const Visit& visit) {
-  return with_from(any, [&]<DType kAny>() {
+  return index::with_type(any, [&]<DType kAny>() {
     return half == DType::kBf16 ? visit.template operator()<kAny, DType::kBf16>()
                                 : visit.template operator()<kAny, DType::kF16>();
   });
@@ -194,8 +168,7 @@ int sample(const SendCall& c, const SampleCall& which, cuda::Mail* mail, uint64_
     return cuda::launched();
   });
   if (code != 0) return code;
-  post_kernel<<<1, 1, 0, queue>>>(mail, sequence);
-  return cuda::launched();
+  return cuda::tell<uint64_t>(nullptr, mail, sequence, stream);
 }
 
 int multiply(float* values, uint64_t count, double factor, void* stream) {

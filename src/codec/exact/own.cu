@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Messages of own non-zeros, written and read by all threads at once. docs/algorithms/cuda.md,
 // "exact, own non-zeros".
-#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include "codec/exact/fixed.h"
@@ -14,6 +13,7 @@
 namespace addend::exact {
 namespace {
 
+using index::as_float;
 using index::Element;
 using index::kAll;
 using index::kSumThreads;
@@ -353,15 +353,6 @@ __global__ void __launch_bounds__(kThreads) mark_kernel(ReadOwnCall c) {
 
 // ---- add
 
-template <DType kType>
-__device__ inline float as_float(Element<kType> bits) {
-  if constexpr (kType == DType::kF32) {
-    return __uint_as_float(bits);
-  } else {
-    return kType == DType::kBf16 ? addend_f32_from_bf16(bits) : addend_f32_from_f16(bits);
-  }
-}
-
 /// As the host adds: a NaN stays the one that it is.
 __device__ inline float added(float a, float b) {
   constexpr uint32_t kQuiet = 0x400000u, kDefault = 0xFFC00000u;
@@ -379,11 +370,7 @@ __global__ void __launch_bounds__(kThreads) add_kernel(AddOwnCall c) {
   T* gradient = static_cast<T*>(c.gradient);
   index::for_each_position<kWarps>(c.of, [&](uint64_t i, uint64_t rank) {
     const float sum = added(as_float<kType>(gradient[i]), as_float<kType>(values[rank]));
-    if constexpr (kType == DType::kF32) {
-      gradient[i] = __float_as_uint(sum);
-    } else {
-      gradient[i] = kType == DType::kBf16 ? addend_bf16_from_f32(sum) : addend_f16_from_f32(sum);
-    }
+    gradient[i] = index::as_element<kType>(sum);
   });
 }
 
@@ -392,11 +379,6 @@ __global__ void __launch_bounds__(kThreads)
   for (uint64_t w = uint64_t{blockIdx.x} * kThreads + threadIdx.x; w < words;
        w += uint64_t{gridDim.x} * kThreads)
     to[w] |= from[w];
-}
-
-__global__ void tell_kernel(const uint32_t* number, cuda::Mail* mail, uint64_t sequence) {
-  mail->numbers[0] = *number;
-  cuda::send(mail, sequence);
 }
 
 // ---- launches
@@ -430,11 +412,9 @@ int read(const ReadOwnCall& c, void* stream) {
 
 int add(const AddOwnCall& c, void* stream) {
   const uint64_t work = ceil_div(index::tiles_for(c.of.width, c.of.count), uint64_t{kWarps});
-  if (c.dtype == DType::kF32)
-    return cuda::launch(add_kernel<DType::kF32>, kThreads, work, stream, c);
-  if (c.dtype == DType::kBf16)
-    return cuda::launch(add_kernel<DType::kBf16>, kThreads, work, stream, c);
-  return cuda::launch(add_kernel<DType::kF16>, kThreads, work, stream, c);
+  return index::with_type(c.dtype, [&]<DType kType>() {
+    return cuda::launch(add_kernel<kType>, kThreads, work, stream, c);
+  });
 }
 
 int merge(const uint64_t* from, uint64_t words, uint64_t* to, void* stream) {
@@ -442,12 +422,7 @@ int merge(const uint64_t* from, uint64_t words, uint64_t* to, void* stream) {
                       words, to);
 }
 
-int tell(const uint32_t* number, cuda::Mail* mail, uint64_t sequence, void* stream) {
-  tell_kernel<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(number, mail, sequence);
-  return cuda::launched();
-}
-
-constexpr OwnKernels kKernels{measure, write, read, add, merge, tell};
+constexpr OwnKernels kKernels{measure, write, read, add, merge, cuda::tell<uint32_t>};
 
 }  // namespace
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Values as integers and back; the arithmetic is that of ranges.h and fixed.h. A warp has a block
 // of 1024 positions.
-#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include "codec/exact/reproducible_kernels.h"
@@ -13,6 +12,8 @@
 namespace addend::exact {
 namespace {
 
+using index::as_element;
+using index::as_float;
 using index::Element;
 using index::kAll;
 using index::kSumThreads;
@@ -21,24 +22,6 @@ using index::sum_in_block;
 
 constexpr int kThreads = 256;
 constexpr uint32_t kWarps = kThreads / 32;
-
-template <DType kType>
-__device__ inline float as_float(Element<kType> bits) {
-  if constexpr (kType == DType::kF32) {
-    return __uint_as_float(bits);
-  } else {
-    return kType == DType::kBf16 ? addend_f32_from_bf16(bits) : addend_f32_from_f16(bits);
-  }
-}
-
-template <DType kType>
-__device__ inline Element<kType> as_element(float value) {
-  if constexpr (kType == DType::kF32) {
-    return __float_as_uint(value);
-  } else {
-    return kType == DType::kBf16 ? addend_bf16_from_f32(value) : addend_f16_from_f32(value);
-  }
-}
 
 // ---- measure
 
@@ -276,11 +259,9 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(RangeCall c) {
 
 int measure(const MeasureCall& c, void* stream) {
   const uint64_t work = ceil_div(ceil_div(c.count, kRangeBlock), uint64_t{kWarps});
-  if (c.dtype == DType::kF32)
-    return cuda::launch(measure_kernel<DType::kF32>, kThreads, work, stream, c);
-  if (c.dtype == DType::kBf16)
-    return cuda::launch(measure_kernel<DType::kBf16>, kThreads, work, stream, c);
-  return cuda::launch(measure_kernel<DType::kF16>, kThreads, work, stream, c);
+  return index::with_type(c.dtype, [&]<DType kType>() {
+    return cuda::launch(measure_kernel<kType>, kThreads, work, stream, c);
+  });
 }
 
 int count(const RangeCall& c, cuda::Mail* mail, uint64_t sequence, void* stream) {
@@ -291,20 +272,16 @@ int count(const RangeCall& c, cuda::Mail* mail, uint64_t sequence, void* stream)
 
 int pack(const RangeCall& c, void* stream) {
   const uint64_t work = ceil_div(ceil_div(c.count, kRangeBlock), uint64_t{kWarps});
-  if (c.dtype == DType::kF32)
-    return cuda::launch(pack_kernel<DType::kF32>, kThreads, work, stream, c);
-  if (c.dtype == DType::kBf16)
-    return cuda::launch(pack_kernel<DType::kBf16>, kThreads, work, stream, c);
-  return cuda::launch(pack_kernel<DType::kF16>, kThreads, work, stream, c);
+  return index::with_type(c.dtype, [&]<DType kType>() {
+    return cuda::launch(pack_kernel<kType>, kThreads, work, stream, c);
+  });
 }
 
 int unpack(const RangeCall& c, void* stream) {
   const uint64_t work = ceil_div(ceil_div(c.count, kRangeBlock), uint64_t{kWarps});
-  if (c.dtype == DType::kF32)
-    return cuda::launch(unpack_kernel<DType::kF32>, kThreads, work, stream, c);
-  if (c.dtype == DType::kBf16)
-    return cuda::launch(unpack_kernel<DType::kBf16>, kThreads, work, stream, c);
-  return cuda::launch(unpack_kernel<DType::kF16>, kThreads, work, stream, c);
+  return index::with_type(c.dtype, [&]<DType kType>() {
+    return cuda::launch(unpack_kernel<kType>, kThreads, work, stream, c);
+  });
 }
 
 constexpr ReproducibleKernels kKernels{measure, count, pack, unpack};

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A sketch's passes. Cells are integers modulo 2^64, so the order of additions shows nowhere, and
 // neither does that of peeling. docs/algorithms/cuda.md, "exact, sketch".
-#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include "codec/exact/sketch_kernels.h"
@@ -20,6 +19,7 @@ using index::for_each_half;
 using index::for_each_position;
 using index::kAll;
 using index::kSumThreads;
+using index::load;
 using index::lowest;
 using index::ones;
 using index::sum_in_block;
@@ -31,26 +31,6 @@ constexpr uint32_t kMostHashes = 4;
 
 __device__ inline void add_to(uint64_t* sum, uint64_t value) {
   atomicAdd(reinterpret_cast<unsigned long long*>(sum), static_cast<unsigned long long>(value));
-}
-
-template <DType kType>
-__device__ inline float load(const void* gradient, uint64_t i) {
-  const Element<kType> bits = static_cast<const Element<kType>*>(gradient)[i];
-  if constexpr (kType == DType::kF32) {
-    return __uint_as_float(bits);
-  } else {
-    return kType == DType::kBf16 ? addend_f32_from_bf16(bits) : addend_f32_from_f16(bits);
-  }
-}
-
-template <DType kType>
-__device__ inline void store(void* values, uint64_t i, float value) {
-  auto* to = static_cast<Element<kType>*>(values);
-  if constexpr (kType == DType::kF32) {
-    to[i] = __float_as_uint(value);
-  } else {
-    to[i] = kType == DType::kBf16 ? addend_bf16_from_f32(value) : addend_f16_from_f32(value);
-  }
 }
 
 /// Cells of a key inside its chunk; returns the chunk.
@@ -159,11 +139,6 @@ __global__ void __launch_bounds__(kThreads) split_kernel(SplitCall c) {
     c.fix_up[w] = escapes ? word : 0;
     if (c.keys != nullptr) c.keys[w] = escapes ? 0 : word;
   }
-}
-
-__global__ void top_kernel(const uint32_t* top, cuda::Mail* mail, uint64_t sequence) {
-  mail->numbers[0] = top == nullptr ? 0 : *top;
-  cuda::send(mail, sequence);
 }
 
 // ---- peel
@@ -316,11 +291,6 @@ __global__ void __launch_bounds__(kPeelThreads) peel_kernel(PeelCall c) {
     peel_chunk(c, k, &tail);
 }
 
-__global__ void tell_kernel(const uint64_t* found, cuda::Mail* mail, uint64_t sequence) {
-  mail->numbers[0] = *found;
-  cuda::send(mail, sequence);
-}
-
 // ---- fix-up
 
 template <DType kType>
@@ -425,7 +395,7 @@ __global__ void __launch_bounds__(kThreads) assemble_kernel(AssembleCall c) {
                                    ? c.stuck_values[sticks.rank + ones(sticks.bits & below)]
                                    : c.peeled[keys.rank + ones(keys.bits & below)];
         const float sum = sum_of(c.quanta, decoded, (base + lane) * 32 + lowest(bit), number);
-        store<kType>(c.values, rank, c.scale == 1 ? sum : __fmul_rn(sum, c.scale));
+        index::store<kType>(c.values, rank, c.scale == 1 ? sum : __fmul_rn(sum, c.scale));
       }
     }
   }
@@ -448,16 +418,13 @@ int insert(const InsertCall& c, void* stream) {
     if (const int code = cuda::clear(c.top, sizeof(uint32_t), stream)) return code;
   }
   const uint64_t work = ceil_div(words_for(c.words) * 64, uint64_t{kThreads});
-  if (c.quanta.dtype == DType::kF32)
-    return cuda::launch(insert_kernel<DType::kF32>, kThreads, work, stream, c);
-  if (c.quanta.dtype == DType::kBf16)
-    return cuda::launch(insert_kernel<DType::kBf16>, kThreads, work, stream, c);
-  return cuda::launch(insert_kernel<DType::kF16>, kThreads, work, stream, c);
+  return index::with_type(c.quanta.dtype, [&]<DType kType>() {
+    return cuda::launch(insert_kernel<kType>, kThreads, work, stream, c);
+  });
 }
 
 int split(const SplitCall& c, void* stream) {
-  top_kernel<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(c.top, c.mail, c.sequence);
-  if (const int code = cuda::launched()) return code;
+  if (const int code = cuda::tell(c.top, c.mail, c.sequence, stream)) return code;
   return cuda::launch(split_kernel, kThreads, ceil_div(c.words, uint64_t{kThreads}), stream, c);
 }
 
@@ -470,11 +437,6 @@ int peel_ctas(const SketchShape& shape, uint32_t* ctas, bool* counts_in_shared) 
     return code;
   *counts_in_shared = shape.chunk_cells() * 8 + kDeclared <= static_cast<uint64_t>(bytes);
   return cuda::fill_device(peel_kernel, peel_cta(shape, *counts_in_shared), shape.chunks, ctas);
-}
-
-int tell(const uint64_t* found, cuda::Mail* mail, uint64_t sequence, void* stream) {
-  tell_kernel<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(found, mail, sequence);
-  return cuda::launched();
 }
 
 int peel(const PeelCall& c, void* stream) {
@@ -490,25 +452,21 @@ int peel(const PeelCall& c, void* stream) {
   if (const int code = cuda::launch(spread_kernel, kThreads, work, stream, c)) return code;
   peel_kernel<<<c.ctas, kPeelThreads, peel_cta(c.shape, c.counts_in_shared).shared, queue>>>(c);
   if (const int code = cuda::launched()) return code;
-  return tell(c.found, c.mail, c.sequence, stream);
+  return cuda::tell(c.found, c.mail, c.sequence, stream);
 }
 
 int pick_quanta(const PickCall& c, void* stream) {
   const uint64_t work = work_of(c.of);
-  if (c.quanta.dtype == DType::kF32)
-    return cuda::launch(quanta_kernel<DType::kF32>, kThreads, work, stream, c);
-  if (c.quanta.dtype == DType::kBf16)
-    return cuda::launch(quanta_kernel<DType::kBf16>, kThreads, work, stream, c);
-  return cuda::launch(quanta_kernel<DType::kF16>, kThreads, work, stream, c);
+  return index::with_type(c.quanta.dtype, [&]<DType kType>() {
+    return cuda::launch(quanta_kernel<kType>, kThreads, work, stream, c);
+  });
 }
 
 int pick_elements(const PickCall& c, void* stream) {
   const uint64_t work = work_of(c.of);
-  if (c.quanta.dtype == DType::kF32)
-    return cuda::launch(element_kernel<DType::kF32>, kThreads, work, stream, c);
-  if (c.quanta.dtype == DType::kBf16)
-    return cuda::launch(element_kernel<DType::kBf16>, kThreads, work, stream, c);
-  return cuda::launch(element_kernel<DType::kF16>, kThreads, work, stream, c);
+  return index::with_type(c.quanta.dtype, [&]<DType kType>() {
+    return cuda::launch(element_kernel<kType>, kThreads, work, stream, c);
+  });
 }
 
 int settle(const SettleCall& c, void* stream) {
@@ -522,16 +480,14 @@ int settle(const SettleCall& c, void* stream) {
           cuda::launch(zero_kernel, kThreads, work, stream, static_cast<const uint64_t*>(c.cells),
                        c.shape.cells(), c.found))
     return code;
-  return tell(c.found, c.mail, c.sequence, stream);
+  return cuda::tell(c.found, c.mail, c.sequence, stream);
 }
 
 int assemble(const AssembleCall& c, void* stream) {
   const uint64_t work = work_of(c.all);
-  if (c.quanta.dtype == DType::kF32)
-    return cuda::launch(assemble_kernel<DType::kF32>, kThreads, work, stream, c);
-  if (c.quanta.dtype == DType::kBf16)
-    return cuda::launch(assemble_kernel<DType::kBf16>, kThreads, work, stream, c);
-  return cuda::launch(assemble_kernel<DType::kF16>, kThreads, work, stream, c);
+  return index::with_type(c.quanta.dtype, [&]<DType kType>() {
+    return cuda::launch(assemble_kernel<kType>, kThreads, work, stream, c);
+  });
 }
 
 constexpr SketchKernels kKernels{insert,      split,         peel_ctas, peel,

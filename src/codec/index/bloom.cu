@@ -60,11 +60,6 @@ __global__ void __launch_bounds__(kThreads)
   add_to(found, nonzeros);
 }
 
-__global__ void tell_kernel(const uint64_t* number, cuda::Mail* mail, uint64_t sequence) {
-  mail->numbers[0] = *number;
-  cuda::send(mail, sequence);
-}
-
 __global__ void __launch_bounds__(kThreads) select_kernel(SelectCall c) {
   for_each_half<kWarps>(c.of, [&](uint64_t at, uint32_t word, uint64_t first, uint32_t before) {
     if (word == 0) return;
@@ -93,11 +88,6 @@ __global__ void __launch_bounds__(kThreads) spread_kernel(SelectCall c) {
 
 // ---- launches
 
-int tell(const uint64_t* number, cuda::Mail* mail, uint64_t sequence, void* stream) {
-  tell_kernel<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(number, mail, sequence);
-  return cuda::launched();
-}
-
 int insert(const BloomCall& c, void* stream) {
   if (const int code = cuda::clear(c.filter, c.shape.words * 8, stream)) return code;
   return cuda::launch(insert_kernel, kThreads, ceil_div(c.words, kThreads), stream, c);
@@ -109,7 +99,7 @@ int find(const BloomCall& c, uint64_t* scratch, cuda::Mail* mail, uint64_t seque
           cuda::launch(fill_kernel, kThreads, ceil_div(c.shape.words, kThreads), stream,
                        static_cast<const uint64_t*>(c.filter), c.shape.words, scratch))
     return code;
-  if (const int code = tell(scratch, mail, sequence, stream)) return code;
+  if (const int code = cuda::tell(scratch, mail, sequence, stream)) return code;
   return cuda::launch(find_kernel, kThreads, ceil_div(c.words, kThreads), stream, c);
 }
 
@@ -132,7 +122,7 @@ int count_nonzeros(uint32_t width, const void* values, uint64_t count, uint64_t*
                               : cuda::launch(nonzero_kernel<uint16_t>, kThreads, work, stream,
                                              static_cast<const uint16_t*>(values), count, scratch);
   if (code != 0) return code;
-  return tell(scratch, mail, sequence, stream);
+  return cuda::tell(scratch, mail, sequence, stream);
 }
 
 constexpr BloomKernels kKernels{insert, find, select, spread, count_nonzeros};

@@ -25,11 +25,6 @@ __global__ void __launch_bounds__(kPlainThreads)
     *const_cast<volatile uint64_t*>(found) = 1;  // all write the same
 }
 
-__global__ void post_kernel(const uint64_t* number, cuda::Mail* mail, uint64_t sequence) {
-  mail->numbers[0] = *number;
-  cuda::send(mail, sequence);
-}
-
 // ---- launches
 
 // Whether what runs here was compiled with them: code for older devices, translated for this one
@@ -63,24 +58,15 @@ int count(const CountCall& c, void* stream) {
 int expand(const ExpandCall& c, void* stream) {
   const uint64_t work =
       ceil_div(tiles_for(dtype_bytes(c.dtype), c.count), kExpandWarps * kExpandBatch);
-  if (c.dtype == DType::kF32)
-    return cuda::launch(expand_kernel<DType::kF32>, kExpandWarps * 32, work, stream, c);
-  if (c.dtype == DType::kBf16)
-    return cuda::launch(expand_kernel<DType::kBf16>, kExpandWarps * 32, work, stream, c);
-  return cuda::launch(expand_kernel<DType::kF16>, kExpandWarps * 32, work, stream, c);
+  return with_type(c.dtype, [&]<DType kType>() {
+    return cuda::launch(expand_kernel<kType>, kExpandWarps * 32, work, stream, c);
+  });
 }
 
 int unpack(const UnpackCall& c, void* stream) {
   const uint64_t work = ceil_div(tiles_for(c.width, c.count), kUnpackWarps);
   return c.width == 4 ? cuda::launch(unpack_kernel<uint32_t>, kUnpackWarps * 32, work, stream, c)
                       : cuda::launch(unpack_kernel<uint16_t>, kUnpackWarps * 32, work, stream, c);
-}
-
-template <DType kType>
-int multiply_as(const void* from, uint64_t count, float factor, void* to, void* stream) {
-  using T = Element<kType>;
-  return cuda::launch(multiply_kernel<kType>, kPlainThreads, ceil_div(count, kPlainThreads), stream,
-                      static_cast<const T*>(from), count, factor, static_cast<T*>(to));
 }
 
 int multiply(DType dtype, const void* from, uint64_t count, float factor, void* to, void* stream) {
@@ -90,9 +76,11 @@ int multiply(DType dtype, const void* from, uint64_t count, float factor, void* 
                                        cudaMemcpyDeviceToDevice,
                                        static_cast<cudaStream_t>(stream)));
   }
-  if (dtype == DType::kF32) return multiply_as<DType::kF32>(from, count, factor, to, stream);
-  if (dtype == DType::kBf16) return multiply_as<DType::kBf16>(from, count, factor, to, stream);
-  return multiply_as<DType::kF16>(from, count, factor, to, stream);
+  return with_type(dtype, [&]<DType kType>() {
+    using T = Element<kType>;
+    return cuda::launch(multiply_kernel<kType>, kPlainThreads, ceil_div(count, kPlainThreads),
+                        stream, static_cast<const T*>(from), count, factor, static_cast<T*>(to));
+  });
 }
 
 int look_for_nonfinite(DType dtype, const void* values, uint64_t count, uint64_t* scratch,
@@ -109,8 +97,7 @@ int look_for_nonfinite(DType dtype, const void* values, uint64_t count, uint64_t
           : cuda::launch(nonfinite_kernel<uint16_t>, kPlainThreads, work, stream,
                          static_cast<const uint16_t*>(values), count, infinity, scratch);
   if (code != 0) return code;
-  post_kernel<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(scratch, mail, sequence);
-  return cuda::launched();
+  return cuda::tell(scratch, mail, sequence, stream);
 }
 
 constexpr IndexKernels kKernels{scan, count, expand, unpack, multiply, look_for_nonfinite};

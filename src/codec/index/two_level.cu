@@ -91,11 +91,9 @@ int mark(const TwoLevelCall& c, void* stream) {
 
 int pack(const TwoLevelCall& c, void* stream) {
   const uint64_t work = ceil_div(words_of(c), uint64_t{kWarps});
-  if (c.dtype == DType::kF32)
-    return cuda::launch(pack_kernel<DType::kF32>, kThreads, work, stream, c);
-  if (c.dtype == DType::kBf16)
-    return cuda::launch(pack_kernel<DType::kBf16>, kThreads, work, stream, c);
-  return cuda::launch(pack_kernel<DType::kF16>, kThreads, work, stream, c);
+  return with_type(c.dtype, [&]<DType kType>() {
+    return cuda::launch(pack_kernel<kType>, kThreads, work, stream, c);
+  });
 }
 
 int unpack(const TwoLevelCall& c, bool everywhere, void* gradient, void* stream) {

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Floats over the positions of a union: UnionIndex::gather, gather_floats and put_floats. A warp
 // has a tile.
-#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include "codec/index/counted.cuh"
+#include "codec/index/element.cuh"
 #include "codec/index/union_kernels.h"
 #include "cuda/launch.cuh"
 #include "cuda/part.cuh"
-#include "wire/half.h"
 
 namespace addend::index {
 namespace {
@@ -37,17 +36,10 @@ __global__ void __launch_bounds__(kThreads) segment_kernel(SegmentCall c) {
 }
 
 template <DType kType>
-__device__ inline float element(const void* gradient, uint64_t i) {
-  if constexpr (kType == DType::kF32) return static_cast<const float*>(gradient)[i];
-  const uint16_t half = static_cast<const uint16_t*>(gradient)[i];
-  return kType == DType::kBf16 ? addend_f32_from_bf16(half) : __half2float(__ushort_as_half(half));
-}
-
-template <DType kType>
 __global__ void __launch_bounds__(kThreads) gather_kernel(GatherCall c) {
   const bool raw = c.raw || c.of.totals->raw;
   for_each_position<kWarps>(c.of, [&](uint64_t i, uint64_t rank) {
-    float x = element<kType>(c.gradient, i);
+    float x = load<kType>(c.gradient, i);
     if (!raw && x == 0) x = 0.0f;
     if (c.residual != nullptr) {
       const float owed = c.residual[i];
@@ -74,11 +66,9 @@ int segments(const SegmentCall& c, void* stream) {
 
 int gather(const GatherCall& c, void* stream) {
   const uint64_t work = work_of(c.of);
-  if (c.dtype == DType::kF32)
-    return cuda::launch(gather_kernel<DType::kF32>, kThreads, work, stream, c);
-  if (c.dtype == DType::kBf16)
-    return cuda::launch(gather_kernel<DType::kBf16>, kThreads, work, stream, c);
-  return cuda::launch(gather_kernel<DType::kF16>, kThreads, work, stream, c);
+  return with_type(c.dtype, [&]<DType kType>() {
+    return cuda::launch(gather_kernel<kType>, kThreads, work, stream, c);
+  });
 }
 
 int put(const CountedUnion& u, const float* values, float* array, void* stream) {

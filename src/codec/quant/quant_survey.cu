@@ -117,12 +117,6 @@ __global__ void __launch_bounds__(kThreads)
   cuda::send(mail, sequence);
 }
 
-__global__ void tell_contributors(const uint32_t* contributors, cuda::Mail* mail,
-                                  uint64_t sequence) {
-  mail->numbers[0] = *contributors;
-  cuda::send(mail, sequence);
-}
-
 __global__ void multiply_values(float* values, uint64_t n, double factor) {
   const uint64_t stride = uint64_t{gridDim.x} * blockDim.x;
   for (uint64_t i = blockIdx.x * uint64_t{blockDim.x} + threadIdx.x; i < n; i += stride)
@@ -139,8 +133,7 @@ int launch_survey(const DeviceStep& step, uint32_t* contributors, cuda::Mail* ma
 
 int launch_contributors(const uint32_t* contributors, cuda::Mail* mail, uint64_t sequence,
                         void* stream) {
-  tell_contributors<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(contributors, mail, sequence);
-  return cuda::launched();
+  return cuda::tell(contributors, mail, sequence, stream);
 }
 
 int launch_multiply(float* values, uint64_t n, double factor, void* stream) {

@@ -6,31 +6,15 @@
 #include <cuda_runtime.h>
 
 #include "base/bits.h"
+#include "codec/index/element.cuh"
 #include "codec/select/pieces.cuh"
 #include "cuda/part.cuh"
 
 namespace addend::select {
 namespace {
 
-template <DType kType>
-__device__ inline float widened(const void* elements, uint64_t i) {
-  if constexpr (kType == DType::kF32) {
-    return static_cast<const float*>(elements)[i];
-  } else {
-    const uint16_t half = static_cast<const uint16_t*>(elements)[i];
-    return kType == DType::kBf16 ? addend_f32_from_bf16(half) : addend_f32_from_f16(half);
-  }
-}
-
-template <DType kType>
-__device__ inline void narrow(float value, void* elements, uint64_t i) {
-  if constexpr (kType == DType::kF32) {
-    static_cast<float*>(elements)[i] = value;
-  } else {
-    static_cast<uint16_t*>(elements)[i] =
-        kType == DType::kBf16 ? addend_bf16_from_f32(value) : addend_f16_from_f32(value);
-  }
-}
+using index::store;
+using index::with_type;
 
 /// A NaN keeps its payload, which a device's sum does not.
 __device__ inline float sum_of(float x, float owed) {
@@ -52,7 +36,9 @@ __global__ void __launch_bounds__(kThreads) add_kernel(SelectStep s) {
       bins[b] = 0;
     __syncthreads();
     uint32_t nonfinite = 0;
-    const auto load = [&](uint64_t i) { return sum_of(widened<kType>(s.gradient, i), s.owed[i]); };
+    const auto load = [&](uint64_t i) {
+      return sum_of(index::load<kType>(s.gradient, i), s.owed[i]);
+    };
     for_each_of(piece, load, [&](uint64_t i, float e) {
       s.left[i] = e;
       energy += square_of(e);
@@ -75,7 +61,7 @@ template <DType kType>
 __global__ void __launch_bounds__(kThreads) energy_kernel(SelectStep s) {
   for_each_piece_of(s, [&](uint64_t n, const DevicePiece& piece) {
     double sum = 0;
-    const auto load = [&](uint64_t i) { return widened<kType>(s.gradient, i); };
+    const auto load = [&](uint64_t i) { return index::load<kType>(s.gradient, i); };
     for_each_of(piece, load,
                 [&](uint64_t, float x) { sum += static_cast<double>(x) * static_cast<double>(x); });
     add_piece(sum, &s.sums[n]);
@@ -98,7 +84,7 @@ __global__ void __launch_bounds__(kThreads) accelerate_kernel(SelectStep s) {
     const float factor = cut.factor;
     uint32_t nonfinite = 0;
     const auto load = [&](uint64_t i) {
-      const float x = widened<kType>(s.gradient, i);
+      const float x = index::load<kType>(s.gradient, i);
       const uint32_t bits = addend_f32_bits(x);
       if ((bits & 0x7FFFFFFFu) > kInfinity) return addend_f32_from_bits(bits | 0x400000u);
       return s.velocity[i] * s.momentum + x * factor;
@@ -182,7 +168,7 @@ __global__ void __launch_bounds__(kThreads) take_kernel(SelectStep s, void* pick
   for_each_piece_of(s, [&](uint64_t n, const DevicePiece& piece) {
     for_each_element(s, n, piece, [&](uint64_t i, float e, bool goes) {
       const float sent = goes ? nearest(kType, e) : 0.0f;
-      narrow<kType>(sent == 0 ? 0.0f : sent, picked, i);
+      store<kType>(picked, i, sent == 0 ? 0.0f : sent);
       if (!goes) return;
       s.left[i] = left_of(e, sent);
       if (s.next_velocity != nullptr) s.next_velocity[i] = 0;
@@ -235,7 +221,7 @@ __global__ void __launch_bounds__(kThreads)
     const uint32_t p = part_of(s, j);
     float& e = elements != nullptr ? elements[j] : s.left[position_of(s, s.parts[p], j)];
     const float sent = nearest(kType, e);
-    narrow<kType>(sent, values, j);
+    store<kType>(values, j, sent);
     travels += square_of(e);
     if (!is_finite(e)) atomicAdd(counter(&s.cuts[p].sent), 1ull);
     e = left_of(e, sent);
@@ -250,7 +236,7 @@ __global__ void __launch_bounds__(kThreads) spoil_kernel(SelectStep s, void* val
     if (cut.nonfinite == cut.sent) return;
     const DevicePart& part = s.parts[piece.part];
     if (n == part.first_piece && threadIdx.x == 0)
-      narrow<kType>(addend_f32_from_bits(0x7FC00000u), values, part.first);
+      store<kType>(values, part.first, addend_f32_from_bits(0x7FC00000u));
     for (uint64_t i = piece.begin + threadIdx.x; i < piece.end; i += kThreads) {
       if (!is_finite(s.left[i])) s.left[i] = 0;
     }
@@ -273,14 +259,6 @@ __global__ void tell_kernel(const DeviceTotals* totals, cuda::Mail* mail, uint64
 }
 
 // ---- launches
-
-/// visit<type>
-template <typename Visit>
-int with_type(DType dtype, const Visit& visit) {
-  if (dtype == DType::kF32) return visit.template operator()<DType::kF32>();
-  if (dtype == DType::kBf16) return visit.template operator()<DType::kBf16>();
-  return visit.template operator()<DType::kF16>();
-}
 
 template <DType kType>
 int accelerate(const SelectStep& s, void* stream) {
