@@ -28,8 +28,8 @@ inline bool is_before(uint64_t place, uint64_t other) {
   return static_cast<int64_t>(place - other) < 0;
 }
 
-/// Where a part of a job waits: its first open turn, and who is not in it. Workers send in one
-/// order, so that in turns behind the job's first one also those are missing who wait there.
+/// Where a part of a job waits: its first open turn, and who is not in it. In turns behind the
+/// job's first one also those may be missing who wait there.
 struct Wait {
   uint64_t place = 0;  ///< 0: no turn is open
   uint64_t opened_ns = 0;

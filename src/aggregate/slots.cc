@@ -352,9 +352,10 @@ uint32_t Slots::first_open() const {
   return first;
 }
 
-// Whether patience is over, and in which turn: the first one of the job. Workers send in one order,
-// and what is first even beyond their windows, so that only those that do not send are missing
-// there. In a turn behind it others may be, who wait for the first one.
+// Whether patience is over, and in which turn: the first one of the job. A worker always has the
+// lowest chunk that it has not finished in flight, also beyond its window (Stream::next), so that
+// only those that do not send are missing there. In a turn behind it others may be, who wait for
+// the first one.
 bool Slots::is_over(uint64_t now_ns, uint32_t& index) {
   const bool long_wait = waits_long(now_ns);
   attendance_->wait_at(part_, long_wait ? place(index = first_open()) : 0);

@@ -97,11 +97,12 @@ uint64_t Stream::extend(uint64_t chunks) {
   return first;
 }
 
-// In the order of results, which is that in which the server sent them and so the same for all
-// workers, however many they read at a time and however wide their windows are: what comes back out
-// of that order waits for something that was lost. The lowest chunk of all may go beyond the
-// window: every worker that has not finished it has it in flight then, so workers with narrow
-// windows cannot wait for each other for ever.
+// In the order of results. Among the slots of one data thread that is the order in which it sent
+// them, so the same for all workers, however many they read at a time and however wide their
+// windows are: what comes back out of that order waits for something that was lost. Results of
+// several threads mix otherwise on each worker. The lowest chunk of all may go beyond the window:
+// every worker that has not finished it has it in flight then, so workers with narrow windows
+// cannot wait for each other for ever, and patience knows whom it misses (Slots::is_over).
 bool Stream::next(uint64_t& number) {
   if (idle_.empty()) return false;
   auto chosen = idle_.begin();
