@@ -336,6 +336,29 @@ TEST_P(ServiceTest, StepsThatRepeatDoNotWaitForTheirClaims) {
   });
 }
 
+// A caller who tries again on the same reducer.
+TEST_P(ServiceTest, AServerThatStaysAwaySaysSoAgainToAStepThatWasExpected) {
+  auto servers = start_servers();
+  ServiceReducerOptions options = options_for(0, 1);
+  options.return_timeout = std::chrono::milliseconds(100);
+  const auto reducer = create_service_reducer(options);
+  ASSERT_TRUE(reducer) << reducer.error().message;
+  const auto step = [&] {
+    uint64_t lane = 1;
+    Round round;
+    round.add({Op::kOrU64, 1, &lane, nullptr, nullptr});
+    return (*reducer)->reduce_step({}, round, far());
+  };
+  for (int i = 0; i < 4; ++i)
+    ASSERT_TRUE(step());
+  servers.clear();
+  EXPECT_EQ(step().error().code, Errc::kTimeout);
+  const Status again = step();
+  EXPECT_EQ(again.error().code, Errc::kUnavailable);
+  EXPECT_NE(again.error().message.find("an earlier round failed"), std::string::npos)
+      << again.error().message;
+}
+
 TEST_P(ServiceTest, ClaimsThatOneFrameDoesNotHoldAreAllCompared) {
   const auto servers = start_servers();
   const auto options = [&](uint32_t worker) {

@@ -101,9 +101,10 @@ class ServiceReducer final : public Reducer, private Epochs {
   // Planes that all workers expect to be of this shape do not wait for the claims
   // (docs/decisions/0061-claims-over-a-server.md).
   Status reduce_step(std::span<const Claim> claims, Round& round, Deadline deadline) override {
+    if (!broken_.empty()) return make_error(Errc::kUnavailable, broken_);
     const uint64_t shape = shape_of(round);
-    const bool at_once = forecast_.expects(shape) && may_follow(round) &&
-                         claims.size() <= kMaxClaims && broken_.empty();
+    const bool at_once =
+        forecast_.expects(shape) && may_follow(round) && claims.size() <= kMaxClaims;
     ADDEND_TRY(at_once ? note(run_step(claims, round, deadline))
                        : Reducer::reduce_step(claims, round, deadline));
     forecast_.add(shape);
