@@ -238,6 +238,44 @@ TEST_P(ServiceTest, AServerThatRestartsDoesNotChangeTheSum) {
   killer.join();
 }
 
+// The server comes back, and worker 1 does not, for it is asked for nothing.
+TEST_P(ServiceTest, WaitingForOthersToComeBackCanBeInterrupted) {
+  auto servers = start_servers(1);
+  std::latch joined(2), failed(2);
+  work_together(
+      2,
+      [&](uint32_t worker) {
+        ServiceReducerOptions options = options_for(worker, 2);
+        options.return_timeout = std::chrono::seconds(15);  // then it would be a timeout
+        return options;
+      },
+      [&](Reducer& reducer) {
+        joined.arrive_and_wait();
+        if (reducer.worker() == 1) return failed.arrive_and_wait();
+        servers.back().reset();
+        servers.back() = start_server(ports_.back(), 1);
+        std::thread interrupter([&] {
+          ServiceAccess access = options_for(0, 2).access;
+          access.aggregator = name_of(ports_.size() - 1);
+          for (bool waits = false; !waits;) {
+            const auto jobs = list_jobs(access);
+            waits = jobs && !jobs->empty() && jobs->front().joined == 1;
+          }
+          reducer.interrupt();
+        });
+        std::vector<int32_t> lanes(100'000);
+        Round round;
+        round.add({Op::kSumI32, lanes.size(), lanes.data(), nullptr, nullptr});
+        const Status status = reducer.reduce(round, far());
+        interrupter.join();
+        failed.arrive_and_wait();
+        ASSERT_FALSE(status);
+        EXPECT_EQ(status.error().code, Errc::kUnavailable) << status.error().message;
+        EXPECT_NE(status.error().message.find("interrupted"), std::string::npos)
+            << status.error().message;
+      });
+}
+
 TEST_P(ServiceTest, SurvivorsLearnWhoIsGone) {
   const auto servers = start_servers();
   std::latch joined(3), failed(2);

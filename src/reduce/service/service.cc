@@ -15,6 +15,7 @@
 #include "reduce/service/service.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <chrono>
 #include <cstring>
@@ -114,7 +115,10 @@ class ServiceReducer final : public Reducer, private Epochs {
   void begin_step() override { outcomes_.begin_step(); }
   uint32_t quorum() const override { return quorum_; }
   uint64_t missing() const override { return outcomes_.missing(); }
-  void interrupt() override { eventfd_write(interruption_.get(), 1); }
+  void interrupt() override {
+    interrupted_ = true;
+    eventfd_write(interruption_.get(), 1);
+  }
 
  private:
   ServiceReducer(const ServiceReducerOptions& options, net::UdpSocket socket,
@@ -341,12 +345,6 @@ class ServiceReducer final : public Reducer, private Epochs {
     return make_error(Errc::kUnavailable, "the rounds under way were interrupted");
   }
 
-  // Also when it came before: nothing takes it back.
-  bool is_interrupted() const {
-    pollfd ready{interruption_.get(), POLLIN, 0};
-    return poll(&ready, 1, 0) > 0;
-  }
-
   // What is there; when the epoch is over, all of it, for nothing comes after that.
   Status receive(const Chunks& chunks, uint64_t first) {
     auto batch = inbox_.receive(socket_);
@@ -404,10 +402,9 @@ class ServiceReducer final : public Reducer, private Epochs {
     Deadline until = deadline;
     if (options_.return_timeout.count() > 0)
       until = std::min(until, Clock::now() + options_.return_timeout);
-    while (Clock::now() < until) {
-      if (is_interrupted()) return interrupted();
+    while (Clock::now() < until && !interrupted_) {
       const auto patience = std::min(until, Clock::now() + options_.join_timeout);
-      auto session = Session::join(options_, socket_, stream_.positions(), patience);
+      auto session = Session::join(options_, socket_, stream_.positions(), patience, &interrupted_);
       if (session) {
         session_ = *std::move(session);
         const Status status = resume(until);
@@ -421,6 +418,7 @@ class ServiceReducer final : public Reducer, private Epochs {
       }
       std::this_thread::sleep_for(kReconnectPause);
     }
+    if (interrupted_) return interrupted();
     return make_error(Errc::kTimeout, "the aggregator did not come back: " + last.message);
   }
 
@@ -500,7 +498,8 @@ class ServiceReducer final : public Reducer, private Epochs {
   }
 
   ServiceReducerOptions options_;
-  net::Descriptor interruption_;  // readable from then on
+  std::atomic<bool> interrupted_{false};  // nothing takes it back
+  net::Descriptor interruption_;          // readable from then on
   net::UdpSocket socket_;
   net::Inbox inbox_;
   net::Outbox outbox_;
