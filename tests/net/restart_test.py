@@ -229,12 +229,22 @@ class RestartTest(unittest.TestCase):
         key: Path | None = None,
         job: str = "lab/ring",
         control: str | None = None,
+        return_s: int | None = None,
     ) -> list[subprocess.Popen[str]]:
         """Check every lane of every step."""
         secret = (key or self.job_key).read_text().strip()
         server = f"{self.address}:{control or self.control}"
         return [
-            self.run_process(WORKER, server, secret, job, WORLD, number, "planes")
+            self.run_process(
+                WORKER,
+                server,
+                secret,
+                job,
+                WORLD,
+                number,
+                "planes",
+                *([return_s] if return_s else []),
+            )
             for number in numbers
         ]
 
@@ -408,6 +418,41 @@ class RestartTest(unittest.TestCase):
         ((_, missing, repeats, _),) = self.take_steps(processes, range(1, 2))
         self.assertEqual(missing, 0)
         self.assertGreater(repeats, 0)
+
+    def test_whoever_hears_that_fewer_than_a_quorum_are_left_fails_at_once(self) -> None:
+        self.configure()
+        self.start()
+        self.create("--patience", 600, "--quorum", 2)
+        relays = [Relay(self.address, int(self.control)) for _ in range(2)]
+        for relay in relays:
+            self.addCleanup(relay.close)
+        processes = [self.workers([n], control=relay.port)[0] for n, relay in enumerate(relays)]
+        processes += self.workers([2])
+        self.release(processes, 1)
+        self.take_steps(processes, range(1))
+        self.release(processes[2:], 1)
+        Relay.cut(relays[:1])
+        wait_until(lambda: self.jobs()[0]["joined"] == 2, "a server that has lost one of them")
+        Relay.cut(relays[1:])
+        out = processes[2].communicate(timeout=60)[0]
+        self.assertIn("error unavailable worker 1 left the job", out)
+
+    def test_a_worker_that_a_quorum_goes_on_without_asks_less_and_less_often(self) -> None:
+        self.configure()
+        self.start()
+        self.create("--patience", 20, "--quorum", 2)
+        relay = Relay(self.address, int(self.control))
+        self.addCleanup(relay.close)
+        alone = self.workers([0], control=relay.port, return_s=4)
+        processes = alone + self.workers([1, 2])
+        self.release(processes, 1)
+        self.take_steps(processes, range(1))
+        Relay.cut([relay])
+        self.release(alone, 1)
+        out = alone[0].communicate(timeout=60)[0]
+        self.assertIn("error timeout this worker could not join again: worker 0 was left be", out)
+        # Its first one, and those after 0, 0.05, 0.15, 0.35, 0.75, 1.55, 2.55 and 3.55 s.
+        self.assertLessEqual(relay.came, 9)
 
     def test_a_job_with_a_quorum_goes_on_with_it(self) -> None:
         self.configure()

@@ -2,7 +2,7 @@
 // One worker of a job, for tests that need processes: does a step for each line on stdin and prints
 // what came of it. JOB is the name of a job, or tenant/job with the job's own key.
 // With `fork` it does nothing but leave a child behind, which stays until stdin ends.
-// Usage: service_worker HOST:PORT KEY_HEX JOB WORLD WORKER steps|planes|fork
+// Usage: service_worker HOST:PORT KEY_HEX JOB WORLD WORKER steps|planes|fork [RETURN_S]
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -31,7 +31,7 @@ constexpr uint64_t kGradients = 6;    // steps with one; in later steps only res
   std::exit(1);
 }
 
-ServiceReducerOptions options_of(char** argv) {
+ServiceReducerOptions options_of(int argc, char** argv) {
   ServiceReducerOptions options;
   options.access.aggregator = argv[1];
   const std::string job = argv[3];
@@ -44,6 +44,7 @@ ServiceReducerOptions options_of(char** argv) {
         static_cast<uint8_t>(std::stoul(hex.substr(2 * i, 2), nullptr, 16));
   options.world = static_cast<uint32_t>(std::stoul(argv[4]));
   options.worker = static_cast<uint32_t>(std::stoul(argv[5]));
+  if (argc > 7) options.return_timeout = std::chrono::seconds(std::stoul(argv[7]));
   return options;
 }
 
@@ -140,8 +141,8 @@ void run(Reducer& reducer, const std::string& mode) {
 }  // namespace addend
 
 int main(int argc, char** argv) {
-  if (argc != 7) return 2;
-  auto reducer = addend::create_service_reducer(addend::options_of(argv));
+  if (argc < 7) return 2;
+  auto reducer = addend::create_service_reducer(addend::options_of(argc, argv));
   if (!reducer) addend::stop(reducer.error());
   addend::run(**reducer, argv[6]);
   return 0;

@@ -186,7 +186,7 @@ TEST_F(TreeTest, ALostLeafIsNamedOnTheWorkersOfTheOthersAndItsOwnWaitForIt) {
       ASSERT_FALSE(status);
       const bool own = w / 2 == 1;
       EXPECT_EQ(status.error().code, own ? Errc::kTimeout : Errc::kUnavailable);
-      EXPECT_NE(status.error().message.find(own ? "did not come back" : "leaf 1 left the job"),
+      EXPECT_NE(status.error().message.find(own ? "could not join again" : "leaf 1 left the job"),
                 std::string::npos)
           << status.error().message;
     });

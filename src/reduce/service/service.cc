@@ -20,7 +20,6 @@
 #include <chrono>
 #include <cstring>
 #include <optional>
-#include <thread>
 
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -43,7 +42,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr uint32_t kSocketBuffer = 8u << 20;
-constexpr std::chrono::milliseconds kReconnectPause{50};
+// Between tries to join again, doubled each time: a server that refuses a worker has to do a
+// handshake for each.
+constexpr std::chrono::milliseconds kReconnectPause{50}, kMostReconnectPause{1000};
 // Between questions to a worker that is absent: the aggregator keeps the last answers only.
 constexpr std::chrono::milliseconds kAskAgainPause{250};
 
@@ -398,11 +399,12 @@ class ServiceReducer final : public Reducer, private Epochs {
     session_.reset();
     // What was closed without somebody would be closed again, perhaps without somebody else.
     if (quorum_ > 0) stream_ = Stream(options_.slots, payload_bytes_);
-    Error last = make_error(Errc::kUnavailable, "the aggregator is gone");
+    std::optional<Error> last;
     Deadline until = deadline;
     if (options_.return_timeout.count() > 0)
       until = std::min(until, Clock::now() + options_.return_timeout);
-    while (Clock::now() < until && !interrupted_) {
+    for (auto pause = kReconnectPause; Clock::now() < until && !interrupted_;
+         pause = std::min(2 * pause, kMostReconnectPause)) {
       const auto patience = std::min(until, Clock::now() + options_.join_timeout);
       auto session = Session::join(options_, socket_, stream_.positions(), patience, &interrupted_);
       if (session) {
@@ -413,13 +415,22 @@ class ServiceReducer final : public Reducer, private Epochs {
         if (session_->news() != Session::News::kGone) return status.error();
         last = status.error();
       } else {
-        last = session.error();
-        if (!may_pass(last)) return last;
+        if (!may_pass(session.error())) return session.error();
+        // What the end of the time cuts short says less than what came before.
+        if (!last || Clock::now() < until) last = session.error();
       }
-      std::this_thread::sleep_for(kReconnectPause);
+      rest(std::min(until, Clock::now() + pause));
     }
     if (interrupted_) return interrupted();
-    return make_error(Errc::kTimeout, "the aggregator did not come back: " + last.message);
+    return make_error(Errc::kTimeout, "this worker could not join again: " +
+                                          (last ? last->message : "the aggregator is gone"));
+  }
+
+  // Until then, or until somebody interrupts.
+  void rest(Clock::time_point until) const {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
+    pollfd ready{interruption_.get(), POLLIN, 0};
+    poll(&ready, 1, static_cast<int>(std::max<int64_t>(left.count(), 0)));
   }
 
   // The server, or some worker, is not back yet.
@@ -428,7 +439,7 @@ class ServiceReducer final : public Reducer, private Epochs {
            error.code == Errc::kTimeout;
   }
 
-  void pause() override { std::this_thread::sleep_for(kAskAgainPause); }
+  void pause() override { rest(Clock::now() + kAskAgainPause); }
 
   Status resume(Deadline deadline) {
     if (quorum_ > 0 && session_->positions().empty()) return lost_place();
