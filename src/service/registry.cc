@@ -293,8 +293,8 @@ Status Registry::join(ConnectionId from, const std::string& identity, const net:
                           " is there already, at " + job.members[join.worker].address.to_string() +
                           ": another run has this name, or an old process has to be ended");
   }
-  // It wants sums that it lacks; the others go on without it. Their connections may break, too:
-  // when fewer than the quorum are left it can come back with them.
+  // It wants sums that it lacks; the others go on without it. When fewer than the quorum are left,
+  // the epoch ends, and it can come back with those who have not heard of that.
   if (job.epoch != 0 && job.options.quorum > 0 && !positions.empty()) {
     return make_error(Errc::kUnavailable,
                       "worker " + std::to_string(message.worker) + " was left behind: job " +
