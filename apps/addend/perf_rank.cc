@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstring>
 #include <numeric>
 #include <utility>
@@ -102,13 +101,11 @@ class SizeRun {
   }
 
   /// Draws the others' gradients again, piece by piece, instead of asking for them. Workers may be
-  /// threads of this process, each of which does so: pieces of all of them take a megabyte, or what
-  /// the gradients take if that is less.
+  /// threads of this process, each of which does so: what they hold meanwhile grows with their
+  /// number, not with its square.
   workload::SumCheck check_result() const {
     const uint32_t element = dtype_bytes(gradient_.dtype);
-    const uint64_t most =
-        std::min(std::bit_ceil(std::max<uint64_t>((1 << 20) / element / gradient_.world, 512)),
-                 std::max<uint64_t>(gradient_.count, 1));
+    const uint64_t most = workload::check_piece(gradient_.dtype, gradient_.world, gradient_.count);
     std::vector<std::vector<uint64_t>> pieces(gradient_.world);
     std::vector<const void*> inputs;
     for (auto& piece : pieces) {

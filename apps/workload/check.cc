@@ -204,6 +204,11 @@ SumCheck check_sum(DType dtype, std::span<const void* const> inputs, const void*
   return check;
 }
 
+uint64_t check_piece(DType dtype, uint32_t world, uint64_t count) {
+  const uint64_t most = (uint64_t{1} << 20) / dtype_bytes(dtype) / world;
+  return std::min(std::bit_floor(std::max<uint64_t>(most, 1)), std::max<uint64_t>(count, 1));
+}
+
 uint64_t digest(DType dtype, const void* data, uint64_t count) {
   uint64_t hash = mix(count + kGolden);
   for (uint64_t i = 0; i < count; ++i) {

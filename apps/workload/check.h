@@ -60,6 +60,10 @@ struct SumCheck {
 SumCheck check_sum(DType dtype, std::span<const void* const> inputs, const void* sum,
                    uint64_t count, uint64_t index_offset = 0);
 
+/// Elements to check at a time, at most `count`: one piece of each of `world` workers' gradients
+/// takes a megabyte in all, or less.
+uint64_t check_piece(DType dtype, uint32_t world, uint64_t count);
+
 /// A hash of the elements' bits that takes -0.0 for 0.0: equal for results that are bit-identical
 /// in every value.
 uint64_t digest(DType dtype, const void* data, uint64_t count);

@@ -115,6 +115,18 @@ TEST(Check, ANanMayTakeItsBlockWithItButNoMore) {
   EXPECT_EQ(check({{1, 1, 1, 1}}, {1, kNan, 1, 1}).wrong_within(pairs), 1u);
 }
 
+TEST(Check, PiecesOfAllWorkersTakeAMegabyteHoweverManyThereAre) {
+  for (const DType dtype : {DType::kF32, DType::kBf16}) {
+    for (const uint32_t world : {1, 2, 3, 64, 1000, 4096}) {
+      const uint64_t bytes = check_piece(dtype, world, 1u << 30) * dtype_bytes(dtype) * world;
+      EXPECT_LE(bytes, 1u << 20) << world;
+      EXPECT_GT(bytes, 1u << 18) << world;
+      EXPECT_EQ(check_piece(dtype, world, 5), 5u);
+    }
+  }
+  EXPECT_EQ(check_piece(DType::kF32, 2, 0), 1u);
+}
+
 TEST(Check, DigestSeesEveryBitButNotTheSignOfZero) {
   const std::vector<float> base{1, 0, 3};
   const auto of = [](const std::vector<float>& x) {
