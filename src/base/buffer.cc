@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint64_t kAlignment = 64;
 // Below this a page mapping wastes more than it saves.
-constexpr uint64_t kMapThreshold = uint64_t{1} << 20;
+constexpr uint64_t kMapThreshold = Buffer::kZeroFrom;
 constexpr uint64_t kHugePage = uint64_t{2} << 20;
 
 uint64_t round_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }

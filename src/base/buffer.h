@@ -10,8 +10,9 @@
 
 namespace addend {
 
-/// An owned, 64-byte aligned block. Large blocks come zeroed and untouched from the system in huge
-/// pages where it has them, so reserving for the worst case costs address space, not memory.
+/// An owned, 64-byte aligned block. Large blocks (kZeroFrom) come zeroed and untouched from the
+/// system in huge pages where it has them, so reserving for the worst case costs address space, not
+/// memory.
 /// Movable, not copyable.
 class Buffer {
  public:
@@ -39,6 +40,8 @@ class Buffer {
 
   /// Bytes that kernels may write past the last element they own: a whole vector.
   static constexpr uint64_t kSlack = 64;
+  /// Blocks of so many bytes or more are zero when they are new.
+  static constexpr uint64_t kZeroFrom = uint64_t{1} << 20;
 
  private:
   void release();

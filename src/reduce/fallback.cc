@@ -76,14 +76,14 @@ class FallbackReducer final : public Reducer {
   }
 
   Status reduce_first(Round& round, Deadline deadline, const Way& way) {
-    contribution_.take(round, RoundCopy::Of::kContribution);
+    ADDEND_TRY(contribution_.take(round, RoundCopy::Of::kContribution));
     const Status status = way(*primary_);
     if (!status && ends_primary(status.error().code))
       return switch_over(status.error(), round, deadline, way);
     const bool changed = !status && status.error().code == Errc::kChanged;
     if (status || changed) {
       ++completed_;
-      sums_.take(round, RoundCopy::Of::kSums);
+      ADDEND_TRY(sums_.take(round, RoundCopy::Of::kSums));
       shape_ = shape_of(round);
       partial_ = primary_->missing() != 0;
       changed_ = changed;
@@ -148,7 +148,7 @@ class FallbackReducer final : public Reducer {
   // Some workers have this round's sums, all of them the same bits; OR with nothing keeps them.
   Status take_sums(Round& round, Deadline deadline) {
     ADDEND_TRY(compare(shape_of(round), deadline));
-    sums_.blank(RoundCopy::words_of(round, RoundCopy::Of::kSums));
+    ADDEND_TRY(sums_.blank(RoundCopy::words_of(round, RoundCopy::Of::kSums)));
     Round bits = sums_.as_bits();
     ADDEND_TRY(fallback_->reduce(bits, deadline));
     sums_.give(round, RoundCopy::Of::kSums);

@@ -2,12 +2,13 @@
 // The bytes of a round's planes, kept while the planes themselves are written to.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <vector>
 
 #include "addend/plane.h"
 #include "base/bits.h"
+#include "base/buffer.h"
 
 namespace addend {
 
@@ -22,9 +23,9 @@ class RoundCopy {
     return words;
   }
 
-  void take(const Round& round, Of what) {
-    words_.resize(words_of(round, what));
-    uint64_t* to = words_.data();
+  Status take(const Round& round, Of what) {
+    ADDEND_TRY(make_room(words_of(round, what)));
+    uint64_t* to = data();
     for (const Plane& plane : round) {
       const uint64_t words = words_of(plane, what);
       if (words == 0) continue;
@@ -32,10 +33,16 @@ class RoundCopy {
       std::memcpy(to, memory_of(plane, what), bytes_of(plane, what));
       to += words;
     }
+    return {};
+  }
+  Status take(const RoundCopy& other) {
+    ADDEND_TRY(make_room(other.words_));
+    std::memcpy(data(), other.buffer_.as<uint64_t>(), words_ * sizeof(uint64_t));
+    return {};
   }
   /// REQUIRES: words_of(round, what) == words().
   void give(Round& round, Of what) const {
-    const uint64_t* from = words_.data();
+    const uint64_t* from = buffer_.as<uint64_t>();
     for (const Plane& plane : round) {
       if (bytes_of(plane, what) == 0) continue;
       std::memcpy(memory_of(plane, what), from, bytes_of(plane, what));
@@ -43,13 +50,19 @@ class RoundCopy {
     }
   }
 
-  /// So many words of nothing.
-  void blank(uint64_t words) { words_.assign(words, 0); }
-  uint64_t words() const { return words_.size(); }
+  /// So many words of nothing, which take no memory before they are written to if they are many.
+  Status blank(uint64_t words) {
+    buffer_ = Buffer();
+    ADDEND_TRY(make_room(words));
+    std::memset(data(), 0, std::min(words * sizeof(uint64_t), Buffer::kZeroFrom));
+    return {};
+  }
+  void clear() { words_ = 0; }
+  uint64_t words() const { return words_; }
   /// The copy itself as a plane of bits.
   Round as_bits() {
     Round round;
-    round.add({Op::kOrU64, words_.size(), words_.data(), nullptr, nullptr});
+    round.add({Op::kOrU64, words_, data(), nullptr, nullptr});
     return round;
   }
 
@@ -65,7 +78,16 @@ class RoundCopy {
     return what == Of::kSums && is_table_sum(plane.op) ? plane.sums : plane.data;
   }
 
-  std::vector<uint64_t> words_;
+  uint64_t* data() { return buffer_.as<uint64_t>(); }
+  Status make_room(uint64_t words) {
+    words_ = 0;
+    ADDEND_TRY(buffer_.reserve(words * sizeof(uint64_t)));
+    words_ = words;
+    return {};
+  }
+
+  Buffer buffer_;
+  uint64_t words_ = 0;
 };
 
 }  // namespace addend

@@ -487,6 +487,43 @@ TEST(QuorumRecovery, NonsenseIsAMismatch) {
   }
 }
 
+// Whoever is far behind has no other measure for sums than what it is told: here, 32 GiB.
+class FarAhead final : public Epochs {
+ public:
+  Result<std::optional<Absence>> fold(Round& round, uint8_t, Deadline) override {
+    if (folds_++ == 0) return std::optional<Absence>();
+    auto* words = static_cast<uint64_t*>(round.planes[0].data);
+    if (folds_ == 3) {
+      EXPECT_EQ(round.planes[0].lanes, kWords);
+      EXPECT_EQ(words[0] | words[kWords - 1], 0u);
+      return make_error(Errc::kTimeout, "so it ends");
+    }
+    const uint64_t said[] = {0, 0, 0, 0, 1, 1, 30, 0, 2, 1, kWords, 0};
+    std::copy(std::begin(said), std::end(said), words);
+    return std::optional<Absence>({0, 0});
+  }
+  Result<Deadline> rejoin(Deadline deadline) override { return deadline; }
+  void pause() override {}
+
+ private:
+  static constexpr uint64_t kWords = uint64_t{1} << 32;
+  uint32_t folds_ = 0;
+};
+
+TEST(QuorumRecovery, SumsThatMemoryMayNotHoldAreNoException) {
+  FarAhead epochs;
+  Outcomes outcomes(3, 0);
+  uint64_t lane = 0;
+  Round round;
+  round.add({Op::kOrU64, 1, &lane, nullptr, nullptr});
+  outcomes.begin_step();
+  const Status status = outcomes.run(round, epochs, Deadline::max());
+  ASSERT_FALSE(status);
+  // Address space is enough, or there is a limit to it.
+  EXPECT_TRUE(status.error().code == Errc::kTimeout || status.error().code == Errc::kOutOfMemory)
+      << status.error().message;
+}
+
 // The server goes in the first call, worker 1 is not in the next answer, and then there is an
 // error.
 class Late final : public Epochs {

@@ -83,7 +83,7 @@ Status Outcomes::run(Round& round, Epochs& epochs, Deadline deadline) {
   if (!absence) return absence.error();
   if (*absence) {
     const Status status = take(**absence);
-    end(round, status);
+    ADDEND_TRY(end(round, status));
     return status;
   }
   Call call{round, std::nullopt};
@@ -97,18 +97,17 @@ Status Outcomes::run(Round& round, Epochs& epochs, Deadline deadline) {
   return *call.outcome;
 }
 
-void Outcomes::end(const Round& round, const Status& status) {
-  if (status)
-    sums_.take(round, RoundCopy::Of::kSums);
-  else
-    sums_.blank(0);  // of no use
+Status Outcomes::end(const Round& round, const Status& status) {
+  sums_.clear();
+  if (status) ADDEND_TRY(sums_.take(round, RoundCopy::Of::kSums));
   place_ = {place_.ended + 1, status ? How::kSums : How::kChanged, sums_.words(), missing_};
+  return {};
 }
 
 // This changes nothing of what begin_step looks at: calls that are owed end later than they are
 // known to.
 void Outcomes::end_restarted(Call& call) {
-  sums_.blank(0);
+  sums_.clear();
   place_ = {place_.ended + 1, How::kRestarted, 0, missing_};
   if (call.outcome)
     ++owed_;
@@ -185,10 +184,8 @@ Result<bool> Outcomes::share(const Place& latest, Call& call, Epochs& epochs, De
                           ? RoundCopy::words_of(call.round, RoundCopy::Of::kSums) == latest.words
                           : latest.words <= kMostWords;
     if (!fits) return contradiction();
-    if (place_.ended == latest.ended)
-      sums = sums_;  // what comes back may be without some holder
-    else
-      sums.blank(latest.words);
+    // What comes back may be without some holder.
+    ADDEND_TRY(place_.ended == latest.ended ? sums.take(sums_) : sums.blank(latest.words));
     Round bits = sums.as_bits();
     const auto absence = epochs.fold(bits, 0, until);
     if (!absence) return absence.error();
@@ -208,7 +205,7 @@ Status Outcomes::follow(const Place& latest, RoundCopy& sums, Call& call) {
   // Rounds are folded only after all have come to the same, so it is the call under way.
   if (call.outcome || latest.how > How::kChanged) return contradiction();
   if (latest.how == How::kChanged) {
-    sums_.blank(0);
+    sums_.clear();
     changed_ = true;
     call.outcome = make_error(Errc::kChanged,
                               "a worker is in some sums of this step only: all workers have to "

@@ -70,7 +70,7 @@ class Outcomes {
     std::optional<Status> outcome;
   };
 
-  void end(const Round& round, const Status& status);
+  Status end(const Round& round, const Status& status);
   void end_restarted(Call& call);
   Result<bool> recover(Call& call, Epochs& epochs, Deadline until);
   Result<bool> ask(std::vector<Place>& places, Epochs& epochs, Deadline until);
