@@ -41,7 +41,7 @@ Costs::Costs(const Setup& setup)
       costs_(setup.buckets.size() * setup.candidates.size(),
              Cost{std::nan(""), std::nan(""), std::nan(""), std::nan(""), std::nan("")}),
       seen_(setup.buckets.size()),
-      kept_shares_(setup.buckets.size(), 1),
+      kept_shares_(setup.buckets.size(), std::nan("")),
       weights_(setup.candidates.size(), std::nan("")),
       weight_steps_(setup.candidates.size(), 0) {
   weights_[0] = 1;
@@ -88,7 +88,7 @@ void Costs::learn_costs(const Observation& observation, std::span<const uint32_t
     if (plan[b] != 0) take(now.bytes, used.bytes);
     const Loss loss = setup_->candidates[plan[b]].loss;
     if (loss != Loss::kNone) take(now.error, used.error);
-    // Of gradient and residual, where probes see a gradient alone.
+    // Of gradient and residual, where `kept` is of a gradient alone.
     if (loss == Loss::kBiased) compare(1 - now.error, used.kept, used.kept_share);
     if (setup_->candidates[plan[b]].factor > 1) take(used.kept_share, kept_shares_[b]);
     take(now.ready_s, seen_[b].ready_s);
@@ -213,18 +213,25 @@ bool Costs::knows(uint64_t bucket, uint32_t candidate) const {
          !std::isnan(phi(bucket, candidate));
 }
 
-double Costs::kept_share(uint64_t bucket, uint32_t candidate) const {
-  const double own = cost(bucket, candidate).kept_share;
-  if (!std::isnan(own)) return own;
-  return setup_->candidates[candidate].factor > 1 ? kept_shares_[bucket] : 1;
+// Of a selector the gain is that of a gradient alone. Residuals lower it: by how much the bucket's
+// steps show, with this selector or another; before there were any, its probe, which is given one
+// gradient over and over, and so keeps less than steps do.
+double Costs::kept(uint64_t bucket, uint32_t candidate) const {
+  const Cost& one = cost(bucket, candidate);
+  const double probed = 1 - one.error;
+  if (std::isnan(one.kept)) return probed;
+  const bool selects = setup_->candidates[candidate].factor > 1;
+  double share = one.kept_share;
+  if (std::isnan(share) && selects) share = kept_shares_[bucket];
+  if (!std::isnan(share)) return one.kept * share;
+  return selects && probed < one.kept ? probed : one.kept;
 }
 
 double Costs::phi(uint64_t bucket, uint32_t candidate) const {
   const Cost& one = cost(bucket, candidate);
   const Loss loss = setup_->candidates[candidate].loss;
   if (loss == Loss::kNone) return 1;
-  if (loss == Loss::kBiased)
-    return std::isnan(one.kept) ? 1 - one.error : one.kept * kept_share(bucket, candidate);
+  if (loss == Loss::kBiased) return kept(bucket, candidate);
   // Noise that is in the gradients already hides part of what a codec adds to it.
   const double n = setup_->world, m = seen_[bucket].energy, q = seen_[bucket].mean_energy;
   if (std::isnan(one.error) || !(m > 0)) return 1 - one.error;

@@ -61,7 +61,7 @@ class Costs {
   bool move_rate(double bytes, double seconds, bool plain);
 
   void learn_excess(const Observation& observation, std::span<const uint32_t> plan);
-  double kept_share(uint64_t bucket, uint32_t candidate) const;
+  double kept(uint64_t bucket, uint32_t candidate) const;
 
   const Setup* setup_;
   double latency_s_, bytes_per_s_;
@@ -69,7 +69,7 @@ class Costs {
   double excess_ = 1;        // of codecs that no step had yet, by those that some had
   std::vector<Cost> costs_;  // bucket by bucket
   std::vector<BucketSignals> seen_;  // the latest that is known of each bucket
-  std::vector<double> kept_shares_;  // of each bucket's selectors, by the last that it had
+  std::vector<double> kept_shares_;  // of each bucket's selectors, by the last it had; NaN: none
   std::vector<double> weights_;      // of each candidate's bytes against dense ones; NaN: not known
   std::vector<double> weight_steps_;  // that showed it
   double rest_s_ = 0;

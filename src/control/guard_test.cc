@@ -500,6 +500,36 @@ TEST(Guard, WhatASelectorKeepsInItsStepsCountsForItsProbes) {
   EXPECT_EQ(run.next.plan, all(job, kDense));
 }
 
+// A gradient alone says how much a selector would keep at best, of each density in every window.
+TEST(Guard, ASelectorIsTriedIfItsProbeKeepsEnoughAndThenByWhatGradientsShow) {
+  SimulatedTraining job("floor=fast");
+  job.gbit = 0.1;
+  job.setup.bytes_per_s = job.gbit * 1.25e8;
+  job.error[kCast] = job.error[kQuant] = 0.5;
+  lose(job, 0.1, 0.2, 0.6);
+  for (const double probed : {0.4, 0.2}) {
+    const auto controller = *create_controller(job.setup);
+    Decision next;
+    next.plan = all(job, kDense);
+    next.steps = controller->first_steps();
+    for (int window = 0; window < 20; ++window) {
+      Observation seen = job.window(next.plan, next.steps, next.reference_steps);
+      for (std::size_t i = 0; i < seen.candidates.size(); ++i) {
+        const auto c = static_cast<uint32_t>(i % job.setup.candidates.size());
+        if (c < kTop10) continue;
+        CandidateSignals& one = seen.candidates[i];
+        if (window > 0) one.encode_s = one.decode_s = one.error = std::nan("");
+        if (window == 0) one.error = probed;
+        if (window <= 12 && c == kTop20) one.kept = 0.5;
+      }
+      next = *controller->decide(seen);
+      if (window != 12) continue;
+      EXPECT_EQ(next.plan, all(job, probed == 0.2 ? kTop10 : kDense));
+    }
+    EXPECT_EQ(next.plan, all(job, probed == 0.2 ? kTop20 : kDense));
+  }
+}
+
 // Where a codec's steps take twice what its probes did, so will another's.
 TEST(Guard, CodecsThatNoStepHadAreAsSlowInStepsAsThoseThatSomeHad) {
   SimulatedTraining job = slow_job();

@@ -91,12 +91,16 @@ class SimulatedTraining {
                               nonfinite, energy});
       for (uint32_t each = 0; each < setup.candidates.size(); ++each)
         seen.candidates.push_back(
-            {codec_s(b, each), codec_s(b, each), none, error[each], kept[each]});
+            {codec_s(b, each), codec_s(b, each), none, probe_error(each), kept[each]});
     }
     return seen;
   }
 
  private:
+  // Of what a selector owes, steps alone know.
+  double probe_error(uint32_t c) const {
+    return setup.candidates[c].factor > 1 ? 1 - kept[c] : error[c];
+  }
   double ready(uint64_t b) const {
     return backward_s * static_cast<double>(b + 1) / static_cast<double>(setup.buckets.size());
   }

@@ -359,7 +359,7 @@ def test_a_probe_that_was_disturbed_does_not_count(
     calls = itertools.count()
     clock = itertools.accumulate(9.0 if call == disturbed else 1e-3 for call in calls)
     monkeypatch.setattr(_look, "time", types.SimpleNamespace(perf_counter=lambda: next(clock)))
-    looker = _look.Looker(candidates_for("", 2), 0, lambda index: None, (), gains=False)
+    looker = _look.Looker(candidates_for("", 2), 0, lambda index: None, (), fed=False)
     seen = looker.look(0, torch.ones(1 << 18), [], [1])
     looker.close()
     # A quarter of it is tried.
@@ -367,17 +367,27 @@ def test_a_probe_that_was_disturbed_does_not_count(
     assert seen.probes[1].decode_s == pytest.approx(4e-3)
 
 
-def test_gains_are_of_all_that_would_be_sent_and_weigh_as_much() -> None:
-    """A gradient of 1 and of 10 ones in a hundred, of which one bucket owes 9 times as much."""
+@pytest.mark.parametrize("fed", [False, True])
+def test_gains_of_all_densities_are_known_without_a_probe(fed: bool) -> None:
+    """10 ones in a hundred; one bucket owes 9 times as much, which is gravac's to count."""
     gradient = torch.tensor([1.0] * 10 + [0.0] * 90)
-    candidates = candidates_for("policy=gravac,least=10,most=20", 2)
+    candidates = candidates_for("policy=gravac,least=10,most=20" if fed else "", 2)
     owed = {0: None, 1: 9 * gradient.flip(0)}
-    looker = _look.Looker(candidates, 0, owed.get, (), gains=True)
-    plain, fed = (looker.look(index, gradient, [], []) for index in owed)
+    looker = _look.Looker(candidates, 0, owed.get, (), fed=fed)
+    alone, owing = (looker.look(index, gradient, [], []) for index in owed)
     looker.close()
-    assert (plain.whole_energy, fed.whole_energy) == (10.0, 820.0)
-    assert plain.gains == {1: 1.0, 2: 0.5}
-    assert fed.gains == pytest.approx({1: 810 / 820, 2: 405 / 820})
+    by_factor = [
+        {candidates[number].factor: gain for number, gain in look.gains.items()}
+        for look in (alone, owing)
+    ]
+    if fed:
+        assert (alone.whole_energy, owing.whole_energy) == (10.0, 820.0)
+        assert by_factor[0] == {10: 1.0, 20: 0.5}
+        assert by_factor[1] == pytest.approx({10: 810 / 820, 20: 405 / 820})
+    else:
+        assert alone.whole_energy == owing.whole_energy == 10.0
+        assert by_factor[0] == by_factor[1] == {10: 1.0, 20: 0.5, 40: 0.2}
+    assert alone.probes == {}
 
 
 # ---- what is refused

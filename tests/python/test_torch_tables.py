@@ -190,7 +190,7 @@ def test_candidates_are_tried_on_what_they_would_get() -> None:
     table, layer = nn.Parameter(torch.zeros(1 << 15)), nn.Parameter(torch.zeros(1 << 15))
     bucket = torch.cat([torch.ones(1 << 15), torch.full((1 << 15,), 10.0)])
     candidates = candidates_for("", 2)
-    looker = Looker(candidates, 0, lambda index: None, {id(table)}, gains=False)
+    looker = Looker(candidates, 0, lambda index: None, {id(table)}, fed=False)
     specs = [one.spec.partition(",")[0] for one in candidates]
     plain, indexed = specs.index("quant:carrier=indices"), specs.index("quant:index=auto")
     seen = looker.look(0, bucket, [table, layer], range(1, len(candidates)))

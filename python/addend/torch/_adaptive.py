@@ -93,8 +93,8 @@ class Adaptive:
         self._options, self._engine, self._fixed = options, engine, fixed
         self._optimizer = optimizer
         self._candidates = candidates_for(options, engine.world)
-        gains = self._policy == "gravac"
-        self._looker = Looker(self._candidates, seed, residual, tables, gains)
+        fed = self._policy == "gravac"
+        self._looker = Looker(self._candidates, seed, residual, tables, fed)
         # Also says what is wrong with the options, before anything depends on them.
         self._controller = self._make_controller(())
         self._shapes: tuple[Shape, ...] = ()

@@ -152,13 +152,14 @@ class Looker:
         seed: int,
         residual: Callable[[int], torch.Tensor | None],
         tables: Collection[int],
-        gains: bool,
+        fed: bool,
     ) -> None:
         """`residual`: what a bucket still has to send; None: nothing. `tables`: ids of parameters
-        that `exact` takes where their bucket has a codec that would fill their zeros."""
+        that `exact` takes where their bucket has a codec that would fill their zeros. `fed`: gains
+        are of gradient and residual, and not of a gradient alone."""
         self._candidates, self._seed, self._tables = candidates, seed, tables
         self._exact: dict[int, Probe] = {}  # the latest of each bucket
-        self._residual, self._gains_asked = residual, gains
+        self._residual, self._fed = residual, fed
         self._alone = alone()
 
     def look(
@@ -176,13 +177,12 @@ class Looker:
         tables = self._table_ranges(parameters)
         mask = _mask(tables, flat.numel())[::stride] if tables else None
         finite = bool(torch.isfinite(sample).all())
-        kept = self._residual(index) if self._gains_asked else None
-        fed = sample if kept is None else sample + kept[::stride]
-        energies = fed.double().square().sort(descending=True).values.cumsum(0)
+        kept = self._residual(index) if self._fed else None
+        whole = sample if kept is None else sample + kept[::stride]
+        energies = whole.abs().sort(descending=True).values.double().square().cumsum(0)
         scale = flat.numel() / max(1, sample.numel())
-        whole = float(energies[-1]) * scale if energies.numel() else 0.0
-        gains = self._gains(energies) if self._gains_asked else {}
-        seen = Look(sample, scale, not finite, {}, gains, whole, mask)
+        gains, all_of_it = self._gains(energies), float(energies[-1:].sum()) * scale
+        seen = Look(sample, scale, not finite, {}, gains, all_of_it, mask)
         for number in asked:
             candidate = self._candidates[number]
             found = None
@@ -226,8 +226,8 @@ class Looker:
         return float(kept.double().norm()) / norm if kept is not None and norm > 0 else 0.0
 
     def _gains(self, energies: torch.Tensor) -> dict[int, float]:
-        """The share that each candidate's part of the largest elements has of the energy, by the
-        energies of so many."""
+        """The share that each candidate's part of the largest elements has of the energy: of every
+        density, by one sort. `energies`: of the first, the two first, and so on."""
         if not energies.numel() or not energies[-1] > 0:
             return {}
         return {

@@ -20,13 +20,6 @@ double upper_edge(uint32_t bin) {
   return bin + 1 < Histogram::kFirstNonFinite ? edge(bin + 1) : 0x1p128;
 }
 
-// The mean of x * x over from .. to.
-double mean_square(double from, double to) { return (from * from + from * to + to * to) / 3; }
-
-double energy_of(uint32_t bin, uint64_t count) {
-  return static_cast<double>(count) * mean_square(edge(bin), upper_edge(bin));
-}
-
 }  // namespace
 
 void Histogram::add(const Histogram& other) {
@@ -52,31 +45,6 @@ Histogram::Cut Histogram::cut(uint64_t kept) const {
 uint64_t Histogram::wanted(double density) const {
   const auto all = static_cast<double>(elements());
   return static_cast<uint64_t>(std::ceil(std::clamp(density, 0.0, 1.0) * all));
-}
-
-// Bin 0 holds zeros, and what is as good as zero. The loop starts at bin 1.
-double Histogram::energy() const {
-  double energy = 0;
-  for (uint32_t bin = 1; bin < kFirstNonFinite; ++bin)
-    energy += counts_[bin] == 0 ? 0 : energy_of(bin, counts_[bin]);
-  return energy;
-}
-
-double Histogram::kept_energy(double density) const {
-  const double all = energy();
-  if (all == 0) return 1;
-  const uint64_t kept = wanted(density);
-  const Cut at = cut(kept);
-  double energy = 0;
-  for (uint32_t bin = std::max(at.bin + 1, 1u); bin < kFirstNonFinite; ++bin)
-    energy += counts_[bin] == 0 ? 0 : energy_of(bin, counts_[bin]);
-  const uint64_t rest = std::min(kept - std::min(kept, at.above), counts_[at.bin]);
-  if (rest > 0 && at.bin > 0 && at.bin < kFirstNonFinite) {
-    const double from = edge(at.bin), to = upper_edge(at.bin);
-    const double share = static_cast<double>(rest) / static_cast<double>(counts_[at.bin]);
-    energy += static_cast<double>(rest) * mean_square(to - (to - from) * share, to);
-  }
-  return std::min(energy / all, 1.0);
 }
 
 float Histogram::threshold(double density) const {

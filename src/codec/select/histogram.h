@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How many elements there are of each magnitude, by exponent and three bits of mantissa: one pass
-// says what every density would keep and where it would cut. docs/algorithms/select.md.
+// says where every density would cut. docs/algorithms/select.md.
 #pragma once
 
 #include <array>
@@ -38,11 +38,6 @@ class Histogram {
   };
   Cut cut(uint64_t kept) const;
 
-  /// Squares of the finite elements, added; as if magnitudes were even inside a bin.
-  double energy() const;
-  /// Which share of that energy the `density` * elements() largest hold, from 0 to 1; 1 where there
-  /// is no energy. Within 0.002 for gradients whose magnitudes are spread over several bins.
-  double kept_energy(double density) const;
   /// About so many elements are at least this large: within 1 % where a bin's magnitudes are spread
   /// like its neighbours'. Infinite where only what is not finite would be kept, 0 where all.
   float threshold(double density) const;

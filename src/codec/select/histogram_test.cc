@@ -95,25 +95,6 @@ TEST(Histogram, CountsAndSumsAreEqualOnEveryTarget) {
   }
 }
 
-TEST(Histogram, KnowsTheKeptEnergyOfEveryDensity) {
-  for (float (*shape)(uint64_t) : {normal, laplace, heavy}) {
-    std::vector<float> x = sample(shape, 200000);
-    const Histogram histogram = of(x);
-    std::sort(x.begin(), x.end(), [](float a, float b) { return std::fabs(a) > std::fabs(b); });
-    double all = 0;
-    for (const float v : x)
-      all += static_cast<double>(v) * static_cast<double>(v);
-    EXPECT_NEAR(histogram.energy() / all, 1, 0.02);
-    double kept = 0;
-    uint64_t next = 0;
-    for (const double density : {0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0}) {
-      for (; next < static_cast<uint64_t>(density * 200000); ++next)
-        kept += static_cast<double>(x[next]) * static_cast<double>(x[next]);
-      EXPECT_NEAR(histogram.kept_energy(density), kept / all, 0.005) << density;
-    }
-  }
-}
-
 TEST(Histogram, ItsThresholdKeepsWithinOnePercentOfWhatIsAsked) {
   for (float (*shape)(uint64_t) : {normal, laplace, heavy}) {
     const std::vector<float> x = sample(shape, 1000000);
@@ -145,17 +126,14 @@ TEST(Histogram, CutsWhereTheKeptEnd) {
   EXPECT_EQ(histogram.elements(), 108u);
 }
 
-TEST(Histogram, ZerosHaveNoEnergyAndWhatIsNotFiniteIsAboveAll) {
+TEST(Histogram, WhatIsNotFiniteIsAboveAllAndZerosBelow) {
   const float inf = std::numeric_limits<float>::infinity();
   const std::vector<float> x = {0, -0.0f, 1, -2, inf, -inf, std::nanf("")};
   const Histogram histogram = of(x);
   EXPECT_EQ(histogram.elements(), 7u);
   EXPECT_EQ(histogram.nonfinite(), 3u);
-  EXPECT_NEAR(histogram.energy(), 5, 0.7);
   EXPECT_EQ(histogram.threshold(3.0 / 7), inf);
   EXPECT_EQ(histogram.threshold(1), 0);
-  EXPECT_EQ(histogram.kept_energy(1), 1);
-  EXPECT_EQ(of({}).kept_energy(0.5), 1) << "nothing is lost of nothing";
   EXPECT_EQ(of({0, 0}).threshold(0.5), 0);
 }
 
