@@ -93,8 +93,7 @@ class Run:
     # --- Expressions
 
     def value(self, tree: Tree) -> Any:
-        kind = str(tree[0])
-        return getattr(self, "_" + NAMES.get(kind, kind))(*tree[1:])
+        return EVALUATE[tree[0]](self, *tree[1:])
 
     def width(self, tree: Tree) -> int:
         """Of a value, in bits; 0: of none."""
@@ -305,6 +304,9 @@ NAMES = {
     "||": "either", "&&": "both", "==": "equal", "!=": "unequal", "<": "less", "|": "or",
     "^": "xor", "&": "and", "++": "join", "+": "plus", "|-|": "minus",
 }  # fmt: skip
+KINDS = "number name field slice cast not choose list call"
+# By kind of an expression, what knows its value.
+EVALUATE = {kind: getattr(Run, "_" + NAMES.get(kind, kind)) for kind in [*NAMES, *KINDS.split()]}
 
 
 def pack(header: Record) -> bytes:
@@ -343,6 +345,10 @@ class Interpreter:
             for name, block in self.program.blocks.items()
             for register in block.registers
         }
+        self.widths = {
+            name: {field: width_of(kind) for field, kind in fields.items() if width_of(kind)}
+            for name, fields in self.program.types.items()
+        }
         self.entries: dict[str, dict[tuple[int, ...], tuple[str, list[int]]]] = {}
         self.handles: dict[str, dict[int, tuple[int, ...]]] = {}
         self.groups: dict[int, list[int]] = {}
@@ -351,13 +357,9 @@ class Interpreter:
         self.accessed: set[str] = set()
 
     def record(self, name: str) -> Record:
-        fields: dict[str, Any] = {}
-        widths: dict[str, int] = {}
-        for field, kind in self.program.types[name].items():
-            fields[field] = self.record(kind) if kind in self.program.types else 0
-            if width_of(kind):
-                widths[field] = width_of(kind)
-        return Record(fields, widths)
+        types = self.program.types
+        fields = {f: self.record(kind) if kind in types else 0 for f, kind in types[name].items()}
+        return Record(fields, self.widths[name])
 
     def send(self, port: int, data: bytes) -> list[tuple[int, bytes]]:
         """What leaves the switch, by port, when this arrives."""

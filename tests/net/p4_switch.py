@@ -11,11 +11,15 @@ from __future__ import annotations
 import selectors
 import socket
 import sys
+from collections import deque
 from pathlib import Path
 
 from p4_interpreter import Interpreter
 
 ALL_PROTOCOLS = socket.htons(3)
+# Datagrams of a port that wait for their turn; what comes beyond is lost, as in any switch. A queue
+# of seconds would have the path's probes and TCP's own find nobody.
+MOST_WAITING = 16
 
 
 def device_socket(name: str) -> socket.socket:
@@ -35,27 +39,62 @@ def answer(switch: Interpreter, listener: socket.socket) -> None:
         stream.write(said)
 
 
+class Queues:
+    """What has arrived, by port and frame. TCP, the control plane's, is little and goes first."""
+
+    def __init__(self, devices: list[socket.socket]) -> None:
+        self.devices = devices
+        self.waiting = [0] * len(devices)
+        self.first: deque[tuple[int, bytes]] = deque()
+        self.others: deque[tuple[int, bytes]] = deque()
+
+    def empty(self) -> bool:
+        return not self.first and not self.others
+
+    def fill(self, port: int) -> None:
+        while True:
+            try:
+                data, address = self.devices[port].recvfrom(2048, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            if address[2] == socket.PACKET_OUTGOING:
+                continue
+            if data[12:14] == b"\x08\x00" and data[23] == socket.IPPROTO_TCP:
+                self.first.append((port, data))
+            elif self.waiting[port] < MOST_WAITING:
+                self.waiting[port] += 1
+                self.others.append((port, data))
+
+    def take(self) -> tuple[int, bytes]:
+        if self.first:
+            return self.first.popleft()
+        port, data = self.others.popleft()
+        self.waiting[port] -= 1
+        return port, data
+
+
 def run(program: str, path: str, names: list[str]) -> None:
     switch = Interpreter(Path(program).read_text())
     devices = [device_socket(name) for name in names]
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen()
-    waiting = selectors.DefaultSelector()
+    ready = selectors.DefaultSelector()
     for port, device in enumerate(devices):
-        waiting.register(device, selectors.EVENT_READ, port)
-    waiting.register(listener, selectors.EVENT_READ, None)
+        ready.register(device, selectors.EVENT_READ, port)
+    ready.register(listener, selectors.EVENT_READ, None)
     print("ready", flush=True)
+    queues = Queues(devices)
     while True:
-        for key, _ in waiting.select():
+        for key, _ in ready.select(None if queues.empty() else 0):
             if key.data is None:
                 answer(switch, listener)
-                continue
-            data, (_, _, direction, *_rest) = devices[key.data].recvfrom(2048)
-            if direction == socket.PACKET_OUTGOING:
-                continue
-            for port, frame in switch.send(key.data, data):
-                devices[port].send(frame)
+            else:
+                queues.fill(key.data)
+        if queues.empty():
+            continue
+        for port, frame in switch.send(*queues.take()):
+            devices[port].send(frame)
 
 
 def tell(path: str) -> None:
