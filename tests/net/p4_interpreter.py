@@ -428,6 +428,10 @@ class Interpreter:
     def _do(self, command: str, *words: str) -> str:
         if command == "table_add":
             return self._add(words[0], list(words[1:]))
+        if command == "table_dump":
+            return self._dump(words[0])
+        if command == "mc_dump":
+            return self._dump_groups()
         numbers = [int(word) for word in words if word.isdigit()]
         if command == "register_write":
             self.registers[words[0]][numbers[0]] = numbers[1] or None
@@ -436,9 +440,13 @@ class Interpreter:
         elif command == "counter_read":
             count = self.counters.get(numbers[0], 0)
             return f"{words[0]}[{words[1]}]= (0 bytes, {count} packets)\n"
+        elif command == "table_clear":
+            self.entries.pop(words[0], None)
+            self.handles.pop(words[0], None)
         elif command == "table_delete":
             del self.entries[words[0]][self.handles[words[0]].pop(numbers[0])]
         elif command == "mc_mgrp_create":
+            assert numbers[0] not in self.groups, "the group is there"
             self.groups[numbers[0]] = []
         elif command == "mc_mgrp_destroy":
             del self.groups[numbers[0]]
@@ -448,6 +456,8 @@ class Interpreter:
             return f"node was created with handle {node}\n"
         elif command == "mc_node_destroy":
             del self.nodes[numbers[0]]
+            for nodes in self.groups.values():
+                nodes[:] = [node for node in nodes if node != numbers[0]]
         else:
             assert command == "mc_node_associate", command
             self.groups[numbers[0]].append(numbers[1])
@@ -468,6 +478,35 @@ class Interpreter:
         handle = max(handles, default=-1) + 1
         handles[handle] = key
         return f"Entry has been added with handle {handle}\n"
+
+    def _dump(self, table: str) -> str:
+        """As bmv2's command line shows it."""
+        control, name = table.split(".")
+        block = self.program.blocks[control]
+        keys = [key for key, _ in block.tables[name].keys]
+        lines = ["==========", "TABLE ENTRIES"]
+        for handle, key in self.handles.get(table, {}).items():
+            action, values = self.entries[table][key]
+            lines += ["**********", f"Dumping entry {handle:#x}", "Match key:"]
+            lines += [f"* {path_of(at):20}: EXACT     {k:08x}" for at, k in zip(keys, key)]
+            said = ", ".join(f"{value:02x}" for value in values)
+            lines.append(f"Action entry: {control}.{action} - {said}")
+        return (
+            "\n".join([*lines, "==========", "Dumping default entry", "EMPTY", "=========="]) + "\n"
+        )
+
+    def _dump_groups(self) -> str:
+        lines = ["==========", "MC ENTRIES"]
+        for group, nodes in self.groups.items():
+            lines += ["**********", f"mgrp({group})"]
+            for node in nodes:
+                copy, port = self.nodes[node]
+                lines.append(f"  -> (L1h={node}, rid={copy}) -> (ports=[{port}], lags=[])")
+        return "\n".join([*lines, "==========", "LAGS", "==========", ""])
+
+
+def path_of(tree: Tree) -> str:
+    return f"{path_of(tree[1])}.{tree[2]}" if tree[0] == "field" else str(tree[1])
 
 
 def number_of(word: str) -> int:

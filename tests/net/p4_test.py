@@ -8,6 +8,7 @@ Usage: p4_test.py PATH_OF_ADDEND [--perf]
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import random
@@ -195,7 +196,7 @@ class Replay:
 
         def install(self, job: Job) -> None:
             self.control.install(job, self.hosts)
-            self.addCleanup(self.control.remove, job)
+            self.addCleanup(self.control.remove, job.epoch)
 
         def expect(self, event: Event, job: Job, what: str) -> None:
             port = 1 if event.source is None else event.source + 1
@@ -304,7 +305,54 @@ class Replay:
                         1, self.frame(job, 1, lanes=[3], turn=turn), None, [("all", sums)]
                     )
                     self.expect(event, job, f"epoch {epoch}, turn {turn}")
-                self.control.remove(job)
+                self.control.remove(job.epoch)
+
+        def test_a_controller_that_comes_back_keeps_what_the_switch_does(self) -> None:
+            job = self.two_workers()
+            self.control.install(job, self.hosts)
+            for turn, workers in ((0, (0, 1)), (1, (0,))):  # in the midst of turn 1
+                for worker in workers:
+                    self.wires.send(
+                        worker + 1, self.frame(job, worker, [5], turn=turn), 7000 + worker
+                    )
+            again = self.controller_of_the_same_switch()
+            self.assertTrue(self.refuses_an_entry_twice())
+            again.forward(self.hosts.values())
+            self.assertEqual(again.take_over(), [7])
+            sums = self.frame(job, 0xFF, [11], turn=1, kind=2, members=3)
+            last = Event(1, self.frame(job, 1, [6], turn=1), None, [("all", sums)])
+            self.expect(last, job, "the sum of turn 1")
+            again.remove(7)
+            self.expect(Event(0, self.frame(job, 0, [1], turn=2), "epoch"), job, "no job any more")
+
+        def test_what_a_controller_did_not_finish_is_done_anew(self) -> None:
+            for entries_of_members in range(2):
+                job = self.two_workers(9)
+                self.control.install(job, self.hosts)
+                # The last commands but these were not given.
+                undo = self.control.undo.pop(9)
+                self.control.tell(undo[entries_of_members : job.world])
+                again = self.controller_of_the_same_switch()
+                self.assertEqual(again.take_over(), [])
+                again.install(job, self.hosts)
+                self.expect(Event(0, self.frame(job, 0, [5])), job, "first")
+                sums = self.frame(job, 0xFF, [11], kind=2, members=3)
+                last = Event(1, self.frame(job, 1, [6]), None, [("all", sums)])
+                self.expect(last, job, "the sum")
+                again.remove(9)
+
+        def refuses_an_entry_twice(self) -> bool:
+            host = self.hosts[address_at(0)]
+            try:
+                self.control.tell([f"table_add Folding.forward Folding.send {host.mac} => 0"])
+            except (AssertionError, RuntimeError):
+                return True
+            return False
+
+        def controller_of_the_same_switch(self) -> Bmv2:
+            again = copy.copy(self.control)
+            again.undo, again.left = {}, {}
+            return again
 
         def test_random_frames_against_a_model(self) -> None:
             """Any order of any turns, late, early, doubled, of two slots."""

@@ -4,7 +4,8 @@
 
 Reads DIR/jobs (docs/formats/switch.md) whenever the server has written it, and a file of hosts, one
 a line: IPv4 address, MAC address, port of the switch. Speaks to the switch through its own command
-line, simple_switch_CLI. Prints `installed EPOCH` and `removed EPOCH`.
+line, simple_switch_CLI. Prints `installed EPOCH`, `removed EPOCH`, and `kept EPOCH` for one that it
+finds in the switch as it starts.
 
 Usage: control.py --jobs DIR/jobs --hosts FILE [--cli COMMAND]
 """
@@ -93,6 +94,7 @@ class Bmv2:
     def __init__(self, cli: Sequence[str]) -> None:
         self.cli = cli
         self.undo: dict[int, list[str]] = {}  # by epoch, commands that remove its job
+        self.left: dict[int, list[str]] = {}  # by group that was found, and is no job's, the same
 
     def tell(self, commands: Iterable[str]) -> str:
         text = "\n".join(commands) + "\n"
@@ -103,7 +105,32 @@ class Bmv2:
         return done.stdout
 
     def forward(self, hosts: Iterable[Host]) -> None:
-        self.tell(f"table_add Folding.forward Folding.send {h.mac} => {h.port}" for h in hosts)
+        """In the place of what an earlier controller said of them."""
+        adds = (f"table_add Folding.forward Folding.send {h.mac} => {h.port}" for h in hosts)
+        self.tell(["table_clear Folding.forward", *adds])
+
+    def take_over(self) -> list[int]:
+        """Epochs that an earlier controller installed: they go on, for their turns are in the
+        switch's registers. What it did not finish is removed.
+        """
+        members = entries(self.tell(["table_dump Folding.members"]))
+        receivers = entries(self.tell(["table_dump Addressing.receivers"]))
+        self.left = groups(self.tell(["mc_dump"]))
+        whole = []
+        for epoch in {entry.epoch for entry in (*members, *receivers)}:
+            own = [entry for entry in members if entry.epoch == epoch]
+            copies = [entry for entry in receivers if entry.epoch == epoch]
+            self.undo[epoch] = [f"table_delete Folding.members {entry.handle}" for entry in own]
+            for entry in copies:
+                self.undo[epoch].append(f"table_delete Addressing.receivers {entry.handle}")
+            # World is the fourth part of the key, and the group the last of what is said.
+            if own:
+                self.undo[epoch] += self.left.pop(own[0].says[-1], [])
+            if own and len(own) == len(copies) == own[0].key[3]:
+                whole.append(epoch)
+            else:
+                self.remove(epoch)
+        return whole
 
     def install(self, job: Job, hosts: dict[str, Host]) -> None:
         """The entries that let frames in come last, when everything is ready for them."""
@@ -120,7 +147,8 @@ class Bmv2:
                 f"table_add Addressing.receivers Addressing.receiver {job.epoch} {copy} => "
                 f"{host.mac} {worker.address} {worker.port}"
             )
-        ready = self.tell([*fresh, f"mc_mgrp_create {job.group}", *nodes, *receivers])
+        free = self.left.pop(job.group, [])
+        ready = self.tell([*fresh, *free, f"mc_mgrp_create {job.group}", *nodes, *receivers])
         handles = re.findall(r"created with handle (\d+)", ready)
         everybody = (1 << job.world) - 1
         members = [
@@ -133,12 +161,11 @@ class Bmv2:
         self.undo[job.epoch] = [
             *(f"table_delete Folding.members {handle}" for handle in added(let_in)),
             *(f"table_delete Addressing.receivers {handle}" for handle in added(ready)),
-            *(f"mc_node_destroy {handle}" for handle in handles),  # which leave their group
-            f"mc_mgrp_destroy {job.group}",
+            *without_group(job.group, handles),
         ]
 
-    def remove(self, job: Job) -> None:
-        self.tell(self.undo.pop(job.epoch))
+    def remove(self, epoch: int) -> None:
+        self.tell(self.undo.pop(epoch))
 
 
 def added(said: str) -> list[str]:
@@ -146,8 +173,44 @@ def added(said: str) -> list[str]:
     return re.findall(r"added with handle (\d+)", said)
 
 
+def without_group(group: int, nodes: Iterable[str]) -> list[str]:
+    return [*(f"mc_node_destroy {node}" for node in nodes), f"mc_mgrp_destroy {group}"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """Of a table, as the switch shows it."""
+
+    handle: int
+    key: list[int]
+    says: list[int]
+
+    @property
+    def epoch(self) -> int:
+        return self.key[0]
+
+
+def entries(dump: str) -> list[Entry]:
+    found = []
+    for text in re.split(r"^Dumping entry ", dump, flags=re.MULTILINE)[1:]:
+        key = re.findall(r"^\* .*: EXACT +([0-9a-f]+)$", text, re.MULTILINE)
+        says = re.findall(r"[0-9a-f]+", re.findall(r"^Action entry: \S+ - (.*)$", text, re.M)[0])
+        numbers = ([int(number, 16) for number in part] for part in (key, says))
+        found.append(Entry(int(text.split()[0], 16), *numbers))
+    return found
+
+
+def groups(dump: str) -> dict[int, list[str]]:
+    """By multicast group, the commands that remove it."""
+    parts = re.split(r"^mgrp\((\d+)\)$", dump, flags=re.MULTILINE)[1:]
+    nodes = (re.findall(r"L1h=(\d+)", text) for text in parts[1::2])
+    return {int(g): without_group(int(g), own) for g, own in zip(parts[::2], nodes)}
+
+
 def follow(switch: Bmv2, jobs_file: Path, hosts: dict[str, Host]) -> None:
-    installed: dict[int, Job] = {}
+    installed = set(switch.take_over())
+    for epoch in installed:
+        print("kept", epoch, flush=True)
     seen = (0, 0)
     while True:
         try:
@@ -161,14 +224,15 @@ def follow(switch: Bmv2, jobs_file: Path, hosts: dict[str, Host]) -> None:
         seen = (stat.st_ino, stat.st_mtime_ns)
         wanted = read_jobs(jobs_file.read_text())
         for epoch in [epoch for epoch in installed if epoch not in wanted]:
-            switch.remove(installed.pop(epoch))
+            switch.remove(epoch)
+            installed.remove(epoch)
             print("removed", epoch, flush=True)
         for epoch in [epoch for epoch in wanted if epoch not in installed]:
             unknown = [w.address for w in wanted[epoch].workers if w.address not in hosts]
             if unknown:
                 raise RuntimeError(f"the file of hosts does not say where {unknown[0]} is")
             switch.install(wanted[epoch], hosts)
-            installed[epoch] = wanted[epoch]
+            installed.add(epoch)
             print("installed", epoch, flush=True)
 
 
