@@ -57,8 +57,8 @@ WORLD = 4
 SLOTS, CELLS = 16, 64
 HOSTS = 4  # around a switch that replays traces: the server, and three workers
 # Refusals that are the switch's own; frames that are refused for other reasons go on to the server.
-OWN_REFUSALS = ("turn", "duplicate")
-COUNTERS = {"turn": 14, "duplicate": 15, "answered": 3, "complete": 2}
+OWN_REFUSALS = ("turn", "duplicate", "mismatch")
+COUNTERS = {"turn": 14, "duplicate": 15, "mismatch": 17, "answered": 3, "complete": 2}
 # What a switch leaves to others, and so cannot replay.
 NOT_REPLAYED = {
     "ended": "the server sends notices",
@@ -251,7 +251,7 @@ class Replay:
                     self.doCleanups()
 
         def test_a_contribution_of_another_shape_is_dropped_and_counted(self) -> None:
-            job = self.two_workers()
+            job = self.some_workers()
             self.install(job)
             before = counted(self.control)[17]
             self.expect(Event(0, self.frame(job, 0, lanes=[1, 2])), job, "first")
@@ -265,7 +265,7 @@ class Replay:
             )
 
         def test_bits_are_joined_in_whole_lanes(self) -> None:
-            job = self.two_workers()
+            job = self.some_workers()
             self.install(job)
             half = self.frame(job, 0, lanes=[1], op=7)
             self.expect(Event(0, half, "length"), job, "half a lane")
@@ -275,7 +275,7 @@ class Replay:
             self.expect(last, job, "bits")
 
         def test_a_job_of_one_worker_is_answered_at_once(self) -> None:
-            two = self.two_workers()
+            two = self.some_workers()
             job = dataclasses.replace(two, world=1, workers=two.workers[:1])
             self.install(job)
             for turn in range(3):
@@ -284,7 +284,7 @@ class Replay:
                 self.expect(event, job, f"turn {turn}")
 
         def test_jobs_do_not_see_each_other(self) -> None:
-            one, two = self.two_workers(7, 16), self.two_workers(8, 32)
+            one, two = self.some_workers(7, 16), self.some_workers(8, 32)
             self.install(one)
             self.install(two)
             for job in (one, two):
@@ -296,7 +296,7 @@ class Replay:
 
         def test_a_job_begins_anew_where_another_one_was(self) -> None:
             for epoch in (7, 8):
-                job = self.two_workers(epoch)
+                job = self.some_workers(epoch)
                 self.control.install(job, self.hosts)
                 for turn in range(3):
                     self.expect(Event(0, self.frame(job, 0, lanes=[2], turn=turn)), job, "first")
@@ -308,7 +308,7 @@ class Replay:
                 self.control.remove(job.epoch)
 
         def test_a_controller_that_comes_back_keeps_what_the_switch_does(self) -> None:
-            job = self.two_workers()
+            job = self.some_workers(7)
             self.control.install(job, self.hosts)
             for turn, workers in ((0, (0, 1)), (1, (0,))):  # in the midst of turn 1
                 for worker in workers:
@@ -327,7 +327,7 @@ class Replay:
 
         def test_what_a_controller_did_not_finish_is_done_anew(self) -> None:
             for entries_of_members in range(2):
-                job = self.two_workers(9)
+                job = self.some_workers(9)
                 self.control.install(job, self.hosts)
                 # The last commands but these were not given.
                 undo = self.control.undo.pop(9)
@@ -355,37 +355,47 @@ class Replay:
             return again
 
         def test_random_frames_against_a_model(self) -> None:
-            """Any order of any turns, late, early, doubled, of two slots."""
-            for seed in range(1, 4):
+            """Any order of any turns, late, early, doubled, of another shape, by three workers; of
+            two slots.
+            """
+            for seed in range(1, 61):
                 with self.subTest(seed=seed):
                     self.random_frames(seed)
                     self.doCleanups()
 
         def random_frames(self, seed: int) -> None:
             draw = random.Random(seed)
-            job = self.two_workers()
+            job = self.some_workers(world=3, payload=24)
             self.install(job)
-            state = {slot: Model() for slot in range(2)}
-            for number in range(150):
-                slot, worker = draw.randrange(2), draw.randrange(2)
+            state = {slot: Model(job.world) for slot in range(2)}
+            shapes: dict[tuple[int, int], tuple[int, int]] = {}
+            for number in range(100):
+                slot, worker = draw.randrange(2), draw.randrange(job.world)
                 model = state[slot]
-                turn = model.next + draw.choice((0, 0, 0, 0, -1, -1, -2, 1, 2, -7)) & 0xFFFFFFFF
-                value = draw.randrange(1 << 32)
-                event = Event(worker, self.frame(job, worker, lanes=[value], turn=turn, slot=slot))
-                to, total, refused = model.take(turn, worker, value)
-                event.refused = refused
-                if to:
-                    sums = self.frame(
-                        job, 0xFF, lanes=[total], turn=turn, slot=slot, kind=2, members=3
-                    )
-                    event.out.append((to, sums))
+                turn = model.next + draw.choice((0, 0, 0, 0, 0, -1, -1, -2, 1, 2, -7)) & 0xFFFFFFFF
+                drawn = draw.choice(SHAPES)
+                op, lanes = drawn if draw.random() < 0.1 else shapes.setdefault((slot, turn), drawn)
+                values = [draw.randrange(1 << 32) for _ in range(lanes)]
+                what = {"op": op, "turn": turn, "slot": slot}
+                event = Event(worker, self.frame(job, worker, values, **what))
+                if draw.random() < 0.05:  # the server's to refuse
+                    event.frame = event.frame[:32] + bytes(8) + event.frame[40:]
+                    event.refused = "tag"
+                else:
+                    to, totals, event.refused = model.take(turn, worker, op, values)
+                    if to:
+                        sums = self.frame(job, 0xFF, totals, **what, kind=2, members=7)
+                        event.out.append((to, sums))
                 self.expect(event, job, f"seed {seed}, frame {number}")
 
-        def two_workers(self, epoch: int = 7, first_cell: int = 16) -> Job:
+        def some_workers(
+            self, epoch: int = 7, first_cell: int = 16, world: int = 2, payload: int = 8
+        ) -> Job:
             workers = tuple(
-                Worker(w, address_at(w + 1), 7000 + w, f"{epoch * 16 + w:016x}") for w in range(2)
+                Worker(w, address_at(w + 1), 7000 + w, f"{epoch * 16 + w:016x}")
+                for w in range(world)
             )
-            return Job(epoch, 9, 2, first_cell, 2, 8, f"{epoch:016x}", workers)
+            return Job(epoch, 9, world, first_cell, 2, payload, f"{epoch:016x}", workers)
 
         @staticmethod
         def frame(
@@ -412,32 +422,51 @@ def answers(event: Event) -> bool:
     return any(to != "all" for to, _ in event.out)
 
 
-class Model:
-    """A slot of a job of two workers, with one lane, as docs/formats/protocol.md has it."""
+SUM_I32, OR_U64, MAX_U32 = 3, 7, 8
+# Operations and how many lanes of 32 bits; bits are joined in lanes of 64.
+SHAPES = [(SUM_I32, n) for n in range(1, 7)] + [(MAX_U32, n) for n in range(1, 7)]
+SHAPES += [(OR_U64, n) for n in (2, 4, 6)] * 2
 
-    def __init__(self) -> None:
+
+def combined(op: int, one: int, other: int) -> int:
+    if op == SUM_I32:
+        return one + other & 0xFFFFFFFF
+    return one | other if op == OR_U64 else max(one, other)
+
+
+class Model:
+    """A slot of a job, as docs/formats/protocol.md has it."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
         self.next = 0  # turn that is open or may open
-        self.sums: dict[int, int] = {}
+        self.banks: dict[int, tuple[int, list[int]]] = {}  # of the last turns: operation, sums
         self.seen: set[int] = set()
 
-    def take(self, turn: int, worker: int, value: int) -> tuple[str, int, str | None]:
+    def take(
+        self, turn: int, worker: int, op: int, values: list[int]
+    ) -> tuple[str, list[int], str | None]:
         """Whom to answer, with what; or why not."""
-        if turn == self.next:
+        opens = turn == self.next
+        if turn in self.banks:
+            known, sums = self.banks[turn]
+            if (known, len(sums)) != (op, len(values)):
+                return "", [], "mismatch"
+            if not opens:
+                return str(worker), sums, None
             if worker in self.seen:
-                return "", 0, "duplicate"
-            before = self.sums.get(turn, 0) if self.seen else 0
-            self.sums[turn] = (before + value) & 0xFFFFFFFF
-            self.seen.add(worker)
-            # The bank of the turn before last is this one's now.
-            self.sums.pop(turn - 2, None)
-            if len(self.seen) < 2:
-                return "", 0, None
-            self.seen.clear()
-            self.next += 1
-            return "all", self.sums[turn], None
-        if turn in self.sums:
-            return str(worker), self.sums[turn], None
-        return "", 0, "turn"
+                return "", [], "duplicate"
+            values = [combined(op, one, other) for one, other in zip(sums, values)]
+        if not opens:
+            return "", [], "turn"
+        self.banks[turn] = op, values
+        self.banks.pop(turn - 2, None)  # whose bank this is now
+        self.seen.add(worker)
+        if len(self.seen) < self.world:
+            return "", [], None
+        self.seen.clear()
+        self.next += 1
+        return "all", values, None
 
 
 class V1modelTest(Replay.Test):
