@@ -27,7 +27,8 @@ class Aggregator:
     `authority`, `certificate`, `certificate_key`, PEM files. `slots`, `payload_bytes` (at most),
     `patience_s` and `quorum` count for the worker whose join makes the job; all workers must name
     the same quorum, 0 if every worker must contribute. `return_timeout_s`: how long to wait for a
-    server that is gone, before the process group does the sums instead, or with a quorum fails.
+    server that is gone, before the ranks go on over their own connections (the process group, where
+    they cannot connect), or with a quorum fail.
     """
 
     address: str  # "host:port" of the control plane, or several

@@ -36,3 +36,39 @@ def test_pages_link_to_files_that_are_there() -> None:
     assert len(links) > 100
     dead = [f"{page.name}: {link}" for page, link in links if not (page.parent / link).exists()]
     assert not dead
+
+
+def _closing(text: str, begin: int) -> int:
+    """Where the bracket that is open before `begin` closes."""
+    depth = 1
+    for at in range(begin, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[at], 0)
+        if depth == 0:
+            return at
+    raise AssertionError(f"a bracket stays open: {text[begin : begin + 80]}")
+
+
+def _calls(text: str) -> list[tuple[str, list[str]]]:
+    """(function, arguments) of everything that looks like a call of the C ABI, or declares it."""
+    found = []
+    for call in re.finditer(r"\b(addend_\w+)\(", text):
+        inside = text[call.end() : _closing(text, call.end())]
+        arguments = [one.strip() for one in re.sub(r"\([^()]*\)", "", inside).split(",")]
+        found.append((call[1], [one for one in arguments if one not in ("", "void")]))
+    return found
+
+
+def test_calls_of_the_c_abi_have_the_arguments_that_the_header_declares() -> None:
+    headers = ("addend.h", "wire.h")
+    text = "".join((ROOT / "include" / "addend" / name).read_text() for name in headers)
+    header = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
+    declared = {name: len(arguments) for name, arguments in _calls(header)}
+    assert len(declared) > 50
+    wrong = []
+    calls = [call for call in _calls((ROOT / "docs" / "c-api.md").read_text()) if call[1]]
+    assert len(calls) > 30  # without arguments it is a name in a sentence
+    for name, arguments in calls:
+        asked = declared.get(name)
+        if asked != len(arguments) and not (asked and arguments[-1] == "..."):
+            wrong.append(f"{name}({', '.join(arguments)}), declared with {asked}")
+    assert not wrong, "\n".join(wrong)
