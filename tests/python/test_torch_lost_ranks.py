@@ -52,6 +52,7 @@ class Case:
 
 SPECS = {
     "dense": "dense",
+    "double": "dense",  # in float64, which no codec takes
     "exact": "exact:mode=two-level",
     "quant": "quant:bits=4",
     "sparse": "exact",
@@ -59,8 +60,13 @@ SPECS = {
 # By these, rounds of a mesh go in one exchange or in two steps.
 ONE_STEP = Link(latency_us=1e6, gbit_per_s=1e3)
 TWO_STEPS = Link(latency_us=1e-3, gbit_per_s=1e-3)
-FAST = Link(latency_us=1e-3, gbit_per_s=10.0)  # else dense sums are left to the backend
-LINKS = {"dense": FAST, "exact": ONE_STEP, "quant": TWO_STEPS, "sparse": TWO_STEPS}
+FAST = Link(latency_us=1e-3, gbit_per_s=10.0)
+SLOW = Link(latency_us=50, gbit_per_s=1.0)  # here the hook leaves dense sums to the backend
+LINKS = {"double": FAST, "exact": ONE_STEP, "quant": TWO_STEPS, "sparse": TWO_STEPS}
+
+
+def link_of(case: Case) -> Link:
+    return LINKS.get(case.codec, SLOW if case.via == "left" else FAST)
 
 
 class Training:
@@ -70,14 +76,14 @@ class Training:
         torch.manual_seed(0)
         self._rank = rank
         self._net = nn.Embedding(500, 7, sparse=case.codec == "sparse")
-        if case.via == "left":
-            self._net.double()  # which no codec takes
+        if case.codec == "double":
+            self._net.double()
         self._alone = copy.deepcopy(self._net)
         self._model = DistributedDataParallel(self._net, gradient_as_bucket_view=case.views)
         self.handle = addend.torch.attach(
             self._model,
             overrides={"*": SPECS[case.codec]},  # a codec would spare tables
-            link=LINKS[case.codec],
+            link=link_of(case),
             deadline=deadline_s,
         )
         self.engine = self.handle._engine
@@ -106,7 +112,8 @@ class Summing:
 
     def __init__(self, case: Case, rank: int, deadline_s: float) -> None:
         self._rank, self._codec, self._sparse = rank, SPECS[case.codec], case.codec == "sparse"
-        Reducer.measure_link = lambda *_: LINKS[case.codec]  # type: ignore[method-assign]
+        self._double = case.codec == "double"
+        Reducer.measure_link = lambda *_: link_of(case)  # type: ignore[method-assign]
         addend.torch.all_reduce(torch.zeros(1), deadline=deadline_s)
         self.engine = engine_of()
         self.first_step = 2
@@ -114,7 +121,7 @@ class Summing:
     def _make(self, step: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(100 * self._rank + step)
         rows, values = torch.arange(10)[None] * 3, torch.randn(10, 7, generator=generator)
-        made = torch.sparse_coo_tensor(rows, values, (500, 7))
+        made = torch.sparse_coo_tensor(rows, values.double() if self._double else values, (500, 7))
         return made if self._sparse else made.to_dense()
 
     def run(self, step: int) -> None:
@@ -251,6 +258,7 @@ PLACES = {
     ("mesh", "sparse"): [(0, 1, 1), (2, 1, 1), (2, 2, 2)],
     ("mesh", "dense"): [(2, 1, 1)],
     ("left", "dense"): [(2, 0, 1), (2, 1, 1)],
+    ("left", "double"): [(2, 0, 1), (2, 1, 1), (2, 1, 1)],
 }
 
 
