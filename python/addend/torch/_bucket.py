@@ -141,6 +141,11 @@ class Memory:
             before.record_stream(self.stream)
             self._callers.wait_stream(self.stream)
 
+    def follow(self) -> None:
+        """What comes later in `order` comes after what the calling thread's stream has by now."""
+        if self.on_device:
+            self.stream.wait_stream(torch.cuda.current_stream(self.tensor.device))
+
     @property
     def ready(self) -> tuple[int, int] | None:
         """The event behind what writes a device's gradient, and that device. Whoever waits for it

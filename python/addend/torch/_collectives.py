@@ -25,7 +25,7 @@ from addend.torch._checks import (
     check_threads,
     pinned,
 )
-from addend.torch._engine import GROUP_GONE, Engine
+from addend.torch._engine import GROUP_GONE, Engine, value_of
 from addend.torch._meter import Meter, profiler_range
 from addend.torch._peers import Place
 from addend.torch._sparse import SparseSums
@@ -450,22 +450,33 @@ def _sum_plain(
     pending: Pending,
     here: bool,
 ) -> None:
-    """The backend adds elements that no codec takes, once all ranks have brought the same."""
-    memory = Memory(tensor)
+    """The backend adds elements that no codec takes, once all ranks have brought the same: in the
+    order in which jobs end."""
+    engine, memory = context.engine, Memory(tensor)
     with memory.order():
         sums = tensor.detach().clone(memory_format=torch.contiguous_format)
 
-    def done(outcome: Outcome) -> None:
+    def agreed(outcome: Outcome) -> None:
+        def added() -> None:
+            memory.follow()
+            nbytes = sums.numel() * sums.element_size()
+            context.meter.raw_bytes(nbytes, nbytes)
+            context.meter.job_done(outcome.record, [], place, outcome.repeats)
+
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.add_done_callback(ended)
         with memory.order():
             if known.call.scale != 1.0:
                 sums.mul_(known.call.scale)
-            context.engine.sum_plain(sums, place)
-        nbytes = sums.numel() * sums.element_size()
-        context.meter.raw_bytes(nbytes, nbytes)
-        context.meter.job_done(outcome.record, [], place, outcome.repeats)
-        pending.done(memory, sums)
+            engine.leave(sums, place, added, future)
 
-    context.engine.agree(place, known.plan, done, pending.failed, here=here)
+    def ended(future: torch.futures.Future[torch.Tensor]) -> None:
+        try:  # not before: until here a failure of another rank may still end it
+            pending.done(memory, value_of(future))
+        except Exception as error:
+            pending.failed(engine.fail(error, place))
+
+    engine.agree(place, known.plan, agreed, pending.failed, here=here)
 
 
 def metrics(group: Any | None = None) -> dict[str, float]:

@@ -311,17 +311,6 @@ class Engine:
     def _fail_left(self, error: Exception, place: Place) -> None:
         self._end_left(place, self.fail(error, place))
 
-    def sum_plain(self, tensor: torch.Tensor, place: Place) -> None:
-        """The backend's own sum, in place, waited for. All ranks make these calls in one order: the
-        thread that ends jobs does."""
-        try:
-            there = tensor.to(self.device)
-            dist.all_reduce(there, group=self.group)
-            if there is not tensor:
-                tensor.copy_(there)
-        except RuntimeError as error:
-            raise self.fail(error, place._replace(round=1)) from None
-
     def drain(self) -> None:
         """Blocks until every job so far has ended."""
         self._check_process()
