@@ -105,7 +105,8 @@ class Reducer {
   /// No plane is touched any more, and nothing works.
   virtual void abandon() { started_.clear(); }
 
- private:
+ protected:
+  /// A round that wait is to do, for reducers that do all their work there.
   struct Started {
     uint64_t number = 0;
     Round* round = nullptr;

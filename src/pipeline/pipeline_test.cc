@@ -110,19 +110,39 @@ class OverlappingReducer final : public LoneReducer {
   static constexpr uint64_t kBuckets = 5;
 };
 
-TEST(Pipeline, ABucketStartsWhenTheLastRoundOfTheOneBeforeItIsSent) {
-  OverlappingReducer reducer;
-  auto pipeline = create_pipeline(reducer, {OverlappingReducer::kBuckets, std::chrono::hours(1)});
+void sum_buckets(Reducer& reducer, uint32_t buckets) {
+  auto pipeline = create_pipeline(reducer, {buckets, std::chrono::hours(1)});
   std::vector<std::unique_ptr<Codec>> codecs;
-  std::vector<std::vector<float>> gradients(OverlappingReducer::kBuckets,
-                                            std::vector<float>(100, 1.0f));
+  std::vector<std::vector<float>> gradients(buckets, std::vector<float>(100, 1.0f));
   std::vector<Ticket> tickets;
-  for (uint64_t b = 0; b < OverlappingReducer::kBuckets; ++b) {
+  for (uint32_t b = 0; b < buckets; ++b) {
     codecs.push_back(make_codec("dense", 100, 1, b, 0));
     tickets.push_back(*(*pipeline)->submit(*codecs.back(), gradients[b].data()));
   }
   for (const Ticket ticket : tickets)
     EXPECT_TRUE((*pipeline)->wait(ticket));
+}
+
+TEST(Pipeline, ABucketStartsWhenTheLastRoundOfTheOneBeforeItIsSent) {
+  OverlappingReducer reducer;
+  sum_buckets(reducer, OverlappingReducer::kBuckets);
+}
+
+class GoneReducer final : public Reducer {
+ public:
+  uint32_t world() const override { return 1; }
+  uint32_t worker() const override { return 0; }
+  Status reduce(Round&, Deadline) override {
+    return make_error(Errc::kTimeout, "the server did not come back");
+  }
+};
+
+// The first bucket finds the server gone and is compared on the fallback.
+TEST(Pipeline, BucketsOverlapAgainOnceTheServerIsGone) {
+  const auto reducer = create_fallback_reducer(std::make_unique<GoneReducer>(),
+                                               std::make_unique<OverlappingReducer>());
+  ASSERT_TRUE(reducer);
+  sum_buckets(**reducer, 1 + OverlappingReducer::kBuckets);
 }
 
 // No worker can encode the first bucket, so they agree on that; some have started the second.

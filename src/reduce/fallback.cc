@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // A reducer that finishes on another one when the first is gone, in the middle of a step if need
 // be. docs/decisions/0022-one-set-a-step.md has the argument why the sums are still right.
+#include <atomic>
+#include <map>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "addend/reduce.h"
 #include "base/bits.h"
@@ -22,6 +25,14 @@ bool ends_primary(Errc code) { return is_gone(code) || code == Errc::kMismatch; 
 
 // A worker completes round k only if all have contributed to it, so all have completed k - 1: the
 // rounds that workers have completed differ by one at the most, unless they ended as kChanged.
+//
+//   rounds are done in wait, one after the other: by the primary, until it is gone ...
+//     --> ... then one by the fallback, which all workers begin there and compare
+//     --> overlaps_: what is started is the fallback's at once, so that several can be under way
+//
+// All that was started here and not done moves to the fallback when that begins, and before
+// anything else: so the fallback has the same rounds in one order on all workers, whoever had
+// started how many when it heard that the primary is gone.
 class FallbackReducer final : public Reducer {
  public:
   FallbackReducer(std::unique_ptr<Reducer> primary, std::unique_ptr<Reducer> fallback,
@@ -57,10 +68,72 @@ class FallbackReducer final : public Reducer {
     });
   }
 
+  Result<uint64_t> start(Round& round) override {
+    return overlaps_ ? moved(next_number_++, fallback_->start(round)) : Reducer::start(round);
+  }
+  Result<uint64_t> start_step(std::span<const Claim> claims, Round& round) override {
+    return overlaps_ ? moved(next_number_++, fallback_->start_step(claims, round))
+                     : Reducer::start_step(claims, round);
+  }
+  Result<bool> wait(uint64_t number, Deadline deadline) override {
+    const auto found = moved_.find(number);
+    if (found == moved_.end()) {
+      const Result<bool> done = Reducer::wait(number, deadline);
+      if (done && !primary_ && compared_ && broken_.empty() && !overlaps_) move_rounds();
+      return done;
+    }
+    const Result<bool> done = fallback_->wait(found->second, deadline);
+    if (!done || *done) moved_.erase(found);
+    return done;
+  }
+  Result<bool> wait_any(std::span<const uint64_t> numbers, Deadline deadline) override {
+    std::vector<uint64_t> there;
+    for (const uint64_t number : numbers) {
+      const auto found = moved_.find(number);
+      if (found == moved_.end()) return true;
+      there.push_back(found->second);
+    }
+    return fallback_->wait_any(there, deadline);
+  }
+  bool has_ended(uint64_t number) const override {
+    const auto found = moved_.find(number);
+    return found != moved_.end() && fallback_->has_ended(found->second);
+  }
+  // A wake that comes before rounds move is not missed: nothing is waited for in the call that
+  // moves them any more.
+  void wake() override {
+    if (overlaps_) fallback_->wake();
+  }
+  bool can_wake() const override { return overlaps_ && fallback_->can_wake(); }
+  void abandon() override {
+    Reducer::abandon();
+    if (overlaps_) fallback_->abandon();
+  }
+
  private:
   using Way = std::function<Status(Reducer&)>;
 
   Reducer& active() const { return primary_ ? *primary_ : *fallback_; }
+
+  Result<uint64_t> moved(uint64_t number, const Result<uint64_t>& there) {
+    if (!there) return there.error();
+    moved_.emplace(number, *there);
+    return number;
+  }
+
+  void move_rounds() {
+    for (Started& started : started_) {
+      if (started.over) continue;
+      const auto claims = std::span(started.claims).first(started.claim_count);
+      const Result<uint64_t> there =
+          moved(started.number, started.first ? fallback_->start_step(claims, *started.round)
+                                              : fallback_->start(*started.round));
+      started.over = true;
+      if (!there) started.status = there.error();
+    }
+    std::erase_if(started_, [&](const Started& one) { return moved_.contains(one.number); });
+    overlaps_ = true;
+  }
 
   // `way`: what either of the two is asked, to sum this round.
   Status reduce_by(Round& round, Deadline deadline, const Way& way) {
@@ -172,6 +245,9 @@ class FallbackReducer final : public Reducer {
   bool changed_ = false;    // its step begins again
   std::string broken_;      // why nothing works any more
   RoundCopy contribution_, sums_;
+
+  std::atomic<bool> overlaps_ = false;  // asked by other threads
+  std::map<uint64_t, uint64_t> moved_;  // rounds under way at the fallback: their numbers there
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <numeric>
 #include <utility>
@@ -7,7 +8,9 @@
 #include "addend/reduce.h"
 #include "base/bits.h"
 #include "gtest/gtest.h"
+#include "reduce/mesh/mesh.h"
 #include "tests/support/spawn.h"
+#include "tests/support/wires.h"
 
 namespace addend {
 namespace {
@@ -104,6 +107,56 @@ TEST(FallbackReducer, FinishesAStepWhoseClaimsOrPlanesOnlySomeHave) {
   for (const uint32_t round : {3, 4, 5}) {
     SCOPED_TRACE(round);
     finish_after(round, reduce_step);
+  }
+}
+
+// Starts so many rounds before it waits for the first; every fifth is empty.
+void start_ahead(Reducer& reducer, uint32_t rounds, std::size_t ahead) {
+  struct OneRound {
+    uint64_t number = 0, lane = 0, expected = 0;
+    Round round;
+  };
+  const Reducer::Claim claims[] = {{"the weather", 7}};
+  std::deque<OneRound> started;
+  for (uint32_t r = 0; r < rounds || !started.empty(); ++r) {
+    if (r < rounds) {
+      OneRound& one = started.emplace_back();
+      one.lane = uint64_t{1} << (8 * reducer.worker() + r % 8);
+      one.expected = r % 5 == 4 ? one.lane : uint64_t{0x010101} << r % 8;
+      one.round.add({Op::kOrU64, r % 5 == 4 ? 0u : 1u, &one.lane, nullptr, nullptr});
+      const auto number =
+          r % 3 == 0 ? reducer.start_step(claims, one.round) : reducer.start(one.round);
+      ASSERT_TRUE(number) << number.error().message;
+      one.number = *number;
+      if (started.size() < ahead) continue;
+    }
+    OneRound& oldest = started.front();
+    while (true) {
+      const Result<bool> done = reducer.wait(oldest.number, far());
+      ASSERT_TRUE(done) << done.error().message;
+      if (*done) break;
+    }
+    ASSERT_EQ(oldest.lane, oldest.expected) << "round " << r;
+    started.pop_front();
+  }
+}
+
+// Each has started another number of rounds when it hears that the first group is gone.
+TEST(FallbackReducer, HasRoundsUnderWayInOneOrderOnceTheFirstIsGone) {
+  for (const uint32_t last : {1, 2, 3, 4, 8}) {
+    for (uint64_t told = 0; told < 1u << kWorld; ++told) {
+      SCOPED_TRACE("round " + std::to_string(last) + ", told " + std::to_string(told));
+      auto primary = create_local_group(kWorld);
+      Wires wires(kWorld);
+      wires.on_all([&](uint32_t w) {
+        auto reducer = create_fallback_reducer(
+            std::make_unique<DyingReducer>((*primary)->reducer(w), last, told),
+            *mesh::MeshReducer::create(wires.take(w), {w, 0}));
+        EXPECT_FALSE((*reducer)->can_wake());
+        start_ahead(**reducer, 20, 1 + 2 * w);
+        EXPECT_TRUE((*reducer)->can_wake());
+      });
+    }
   }
 }
 
