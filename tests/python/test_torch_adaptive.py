@@ -37,8 +37,7 @@ from training import (  # noqa: E402
 import addend  # noqa: E402
 from addend.controller import BUCKET_SIGNALS, STEP_SIGNALS  # noqa: E402
 from addend.torch import Link, _look, attach  # noqa: E402
-from addend.torch._adaptive import Adaptive  # noqa: E402
-from addend.torch._look import Look, Shape, candidates_for  # noqa: E402
+from addend.torch._look import Look, candidates_for  # noqa: E402
 
 STEPS = 40
 SLOW, FAST = Link(50.0, 0.05), Link(50.0, 100.0)
@@ -164,21 +163,12 @@ def bucket_signal(signals: list[float], name: str) -> float:
     return signals[len(STEP_SIGNALS) + BUCKET_SIGNALS.index(name)]
 
 
-def mean_energy(sums: Tensor) -> float:
-    """What a rank makes of the samples' sums."""
-    adaptive: Any = object.__new__(Adaptive)
-    adaptive._engine = types.SimpleNamespace(world=1)
-    adaptive._shapes = (Shape(0, sums.numel(), 4 * sums.numel(), sums.dtype, "cpu"),)
-    adaptive._looks = {0: Look(sums, 1.0, False, {}, {}, 0.0)}
-    signals = [0.0] * (len(STEP_SIGNALS) + len(BUCKET_SIGNALS))
-    adaptive._fill_in(sums, signals)
-    return bucket_signal(signals, "mean_energy")
-
-
 def test_what_every_rank_works_out_for_itself_has_no_order_of_additions() -> None:
+    """A unit test of `_look`."""
     sums = torch.randn(5000, generator=generator(0))
     orders = [torch.randperm(5000, generator=generator(1, i)) for i in range(20)]
-    assert len({mean_energy(sums[order]) for order in orders}) == 1
+    look = Look(sums, 1.0, False, {}, {}, 0.0)
+    assert len({look.mean_energy(sums[order], 1) for order in orders}) == 1
 
 
 # ---- what it keeps

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups with several backends: tensors go to the one for their type of device."""
+"""Groups with several backends: tensors go to the one for their type of device. A unit test of one
+private module, `_group`, and a sum over such a group."""
 
 from __future__ import annotations
 

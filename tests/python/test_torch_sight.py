@@ -308,6 +308,7 @@ def test_a_full_disk_ends_the_trace_but_not_the_step() -> None:
 def test_events_of_one_lane_do_not_overlap_and_an_older_step_is_not_counted(
     tmp_path: Path,
 ) -> None:
+    """A unit test of `_meter`."""
     meter = Meter(3)
     path = tmp_path / "trace.json"
     meter.start_trace(str(path), 2)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import types
 from typing import Any
 
 import pytest
@@ -16,9 +15,7 @@ from training import Lines, generator
 
 import addend
 import addend.torch
-from addend.controller import BUCKET_SIGNALS, CANDIDATE_SIGNALS
-from addend.torch._adaptive import Adaptive
-from addend.torch._look import Look, Looker, Shape, candidates_for
+from addend.torch._look import Look, Looker, candidates_for
 from addend.torch._specs import Specs
 
 ROWS, USED, WIDTH = 600, 200, 16
@@ -199,31 +196,17 @@ def test_candidates_are_tried_on_what_they_would_get() -> None:
 
 
 def test_signals_are_of_what_each_candidate_would_get() -> None:
-    candidates = candidates_for("", 2)
-    specs = [one.spec.partition(",")[0] for one in candidates]
-    adaptive: Any = object.__new__(Adaptive)
-    adaptive._engine, adaptive._candidates = types.SimpleNamespace(world=1), candidates
+    """A unit test of `_look`."""
     mask = torch.arange(100) < 50
-    adaptive._looks = {0: Look(torch.where(mask, 2.0, 1.0), 1.0, False, {}, {}, 0.0, mask)}
-    size = len(BUCKET_SIGNALS) + len(candidates) * len(CANDIDATE_SIGNALS)
-    signals = [0.0] * size
-    adaptive._add_tables(adaptive._looks[0], torch.ones(100), signals, len(BUCKET_SIGNALS))
-    places = range(len(BUCKET_SIGNALS) + CANDIDATE_SIGNALS.index("bytes"), size)
-    added = dict(zip(specs, [signals[at] for at in places[:: len(CANDIDATE_SIGNALS)]]))
+    look = Look(torch.where(mask, 2.0, 1.0), 1.0, False, {}, {}, 0.0, mask)
+    added = {
+        one.spec.partition(",")[0]: look.bytes_with(one, torch.ones(100), 1, 0.0)
+        for one in candidates_for("", 2)
+    }
     by_exact = 50 * (1 + 32) / 8  # the table's half
     assert added["exact"] == added["dense"] == added["quant:index=auto"] == 0.0
     assert added["quant:carrier=indices"] == added["cast:bf16"] == by_exact
-
-    seen = types.SimpleNamespace(
-        ready=0.0, encode_s=0.0, decode_s=0.0, nbytes=0.0, energy=1.0, error=0.5
-    )
-    adaptive._fixed, adaptive._broken = False, set()
-    adaptive._looker = types.SimpleNamespace(residual_ratio=lambda index, norm: 0.0)
-    shape = Shape(0, 100, 400, torch.float32, "cpu")
-    errors = {}
-    for spec in ("quant:index=auto", "cast:bf16"):
-        adaptive.spec = lambda index, spec=spec: spec
-        errors[spec] = adaptive._bucket_signals(shape, [seen], 0.0)[BUCKET_SIGNALS.index("error")]
+    errors = {spec: look.error_with(spec, 0.5) for spec in ("quant:index=auto", "cast:bf16")}
     assert errors == {"quant:index=auto": 0.5, "cast:bf16": pytest.approx(0.5 / 5)}
 
 

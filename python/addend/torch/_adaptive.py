@@ -35,7 +35,6 @@ from addend.torch._bucket import Plan
 from addend.torch._engine import Engine
 from addend.torch._look import Look, Looker, Shape, candidates_for, policy_of
 from addend.torch._peers import Place
-from addend.torch._specs import takes_tables
 
 _SIGNALS_PLACE = 1 << 20  # where others have the number of a bucket
 # Seconds an element that candidates are taken to need where plans follow from gradients alone.
@@ -268,11 +267,10 @@ class Adaptive:
 
     def _bucket_signals(self, shape: Shape, seen: list[_Seen], network: float) -> list[float]:
         look = self._looks[shape.bucket]
-        energy = sum(one.energy for one in seen)
-        error = sum(one.error for one in seen) / energy if energy > 0 else math.nan
-        if not takes_tables(self.spec(shape.bucket)):
-            error *= look.lossy_energy()
-        squares = float(look.sample.double().square().sum())
+        sampled = sum(one.energy for one in seen)
+        error = sum(one.error for one in seen) / sampled if sampled > 0 else math.nan
+        error = look.error_with(self.spec(shape.bucket), error)
+        energy = look.energy()
         times = [
             _median(one.ready for one in seen),
             _median(one.encode_s for one in seen),
@@ -286,11 +284,11 @@ class Adaptive:
             times[1:], error = [math.nan] * 4, math.nan
         return [
             *times,
-            squares * look.scale,
+            energy,
             math.nan,  # |mean g|^2 and
             math.nan,  # the union's density: see _fill_in
             error,
-            self._looker.residual_ratio(shape.bucket, math.sqrt(squares * look.scale)),
+            self._looker.residual_ratio(shape.bucket, math.sqrt(energy)),
             float(look.nonfinite or shape.bucket in self._broken),
             look.whole_energy,
         ]
@@ -338,35 +336,24 @@ class Adaptive:
 
     def _fill_in(self, sums: torch.Tensor, all_ranks: list[float]) -> None:
         """What the sum of samples shows, into every rank's signals."""
-        per_rank = len(all_ranks) // self._engine.world
+        world = self._engine.world
+        per_rank = len(all_ranks) // world
         per_bucket = (per_rank - len(STEP_SIGNALS)) // len(self._shapes)
         begin = 0
         for position, shape in enumerate(self._shapes):
             look = self._looks[shape.bucket]
-            part = sums[begin : begin + look.sample.numel()].double()
+            part = sums[begin : begin + look.sample.numel()]
             begin += look.sample.numel()
-            mean = part / self._engine.world
-            # Every rank works this out for itself, and a tensor's sum() has an order of its own on
-            # every kind of CPU.
-            mean_energy = math.fsum(mean.square().tolist()) * look.scale
+            mean_energy = look.mean_energy(part, world)
             density = float((part != 0).double().mean()) if part.numel() else 0.0
-            for rank in range(self._engine.world):
+            for rank in range(world):
                 at = rank * per_rank + len(STEP_SIGNALS) + position * per_bucket
                 all_ranks[at + BUCKET_SIGNALS.index("mean_energy")] = mean_energy
                 all_ranks[at + BUCKET_SIGNALS.index("union_density")] = density
-                if look.tables is not None:
-                    self._add_tables(look, part, all_ranks, at + len(BUCKET_SIGNALS))
-
-    def _add_tables(self, look: Look, sums: torch.Tensor, signals: list[float], at: int) -> None:
-        """Bytes of the candidates that leave embedding tables to `exact`, of a bucket with some."""
-        tables, world = look.table_bytes(sums), self._engine.world
-        for candidate in self._candidates:
-            place = at + CANDIDATE_SIGNALS.index("bytes")
-            if not takes_tables(candidate.spec):
-                if candidate.union_bits > 0:
-                    signals[place] = look.union_bytes(candidate, sums, world)
-                signals[place] += tables
-            at += len(CANDIDATE_SIGNALS)
+                at += len(BUCKET_SIGNALS) + CANDIDATE_SIGNALS.index("bytes")
+                for candidate in self._candidates:
+                    all_ranks[at] = look.bytes_with(candidate, part, world, all_ranks[at])
+                    at += len(CANDIDATE_SIGNALS)
 
     # ---- what users ask
 

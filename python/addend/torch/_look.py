@@ -118,6 +118,9 @@ class Look(NamedTuple):
     whole_energy: float  # of what
     tables: torch.Tensor | None = None  # which of the sample are of embedding tables
 
+    def energy(self) -> float:
+        return float(self.sample.double().square().sum()) * self.scale
+
     def lossy_energy(self) -> float:
         """The part of the energy that codecs get which leave tables to `exact`."""
         squares = self.sample.double().square()
@@ -125,15 +128,30 @@ class Look(NamedTuple):
             return 1.0
         return float(squares[~self.tables].sum() / squares.sum())
 
-    def table_bytes(self, sums: torch.Tensor) -> float:
-        """What `exact` would send of the tables, by the sum of all ranks' samples."""
-        if self.tables is None:
-            return 0.0
+    def error_with(self, spec: str, error: float) -> float:
+        """Of the whole bucket, where a codec lost this part of the energy of what it got."""
+        return error if takes_tables(spec) else error * self.lossy_energy()
+
+    # By `sums`, those of all ranks' samples:
+
+    def mean_energy(self, sums: torch.Tensor, world: int) -> float:
+        """Of the mean gradient. Every rank works this out for itself, and a tensor's sum() has an
+        order of its own on every kind of CPU."""
+        return math.fsum((sums.double() / world).square().tolist()) * self.scale
+
+    def bytes_with(
+        self, candidate: Candidate, sums: torch.Tensor, world: int, nbytes: float
+    ) -> float:
+        """What would be sent of a bucket with tables, of which the candidate had `nbytes` to send
+        of all that it takes."""
+        if self.tables is None or takes_tables(candidate.spec):
+            return nbytes
+        rest = self._union_bytes(candidate, sums, world) if candidate.union_bits > 0 else nbytes
         some = sums[self.tables] != 0
         bits = some.numel() * _EXACT.bits + int(some.sum()) * _EXACT.union_bits
-        return bits / 8 * self.scale
+        return rest + bits / 8 * self.scale
 
-    def union_bytes(self, candidate: Candidate, sums: torch.Tensor, world: int) -> float:
+    def _union_bytes(self, candidate: Candidate, sums: torch.Tensor, world: int) -> float:
         """What a candidate would send of all but the tables."""
         some = sums != 0 if self.tables is None else sums[~self.tables] != 0
         density = float(some.double().mean())
@@ -217,7 +235,7 @@ class Looker:
         return Probe(
             found.encode_s + share * exact.encode_s,
             found.decode_s + share * exact.decode_s,
-            found.nbytes,  # of tables: see Look.table_bytes
+            found.nbytes,  # of tables: see Look.bytes_with
             found.error * seen.lossy_energy(),
         )
 
