@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 from demo.models import MODELS
 
-from addend.torch._advise import record
+from addend.torch import record_job
 
 MOST_ERROR, NEARLY_BEST = 0.15, 1.05
 STEPS = 40
@@ -93,7 +93,7 @@ def job_of(place: Place, runs: dict[str, Any], folder: Path) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
 
-    job = record(module, step, 12)
+    job = record_job(module, step, 12)
     ddp = runs["ddp"]
     scale = ddp["alone_s"] / job["buckets"][-1]["ready_s"]
     for bucket in job["buckets"]:

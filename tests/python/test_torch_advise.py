@@ -18,7 +18,7 @@ from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import addend  # noqa: E402
-from addend.torch import Link, advise  # noqa: E402
+from addend.torch import Link, advise, record_job  # noqa: E402
 
 COMMAND = os.environ.get("ADDEND_COMMAND") or shutil.which("addend")
 needs_command = pytest.mark.skipif(COMMAND is None, reason="name `addend` in ADDEND_COMMAND")
@@ -88,9 +88,7 @@ def test_records_order_sizes_and_density_of_gradients(tmp_path: Path) -> None:
     assert job["density"] == pytest.approx((6400 + 65) / 64_065)
 
 
-def test_large_models_have_several_buckets_and_the_last_layer_is_ready_first(
-    tmp_path: Path,
-) -> None:
+def test_large_models_have_several_buckets_and_the_last_layer_is_ready_first() -> None:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(4000, 2000), nn.Linear(2000, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -101,7 +99,7 @@ def test_large_models_have_several_buckets_and_the_last_layer_is_ready_first(
         optimizer.step()
         optimizer.zero_grad()
 
-    job = record(model, step, 6, tmp_path)
+    job = record_job(model, step, 6)
     assert sum(one["elements"] for one in job["buckets"]) == 4000 * 2000 + 2000 + 20_010
     assert [one["ready_s"] for one in job["buckets"]] == sorted(
         one["ready_s"] for one in job["buckets"]
@@ -148,6 +146,8 @@ def test_says_what_is_missing(tmp_path: Path) -> None:
         advise(model, step, link=SLOW)
     with pytest.raises(addend.InvalidArgument, match="steps=3"):
         advise(model, step, steps=3, link=SLOW, workers=2)
+    with pytest.raises(addend.InvalidArgument, match="steps=3"):
+        record_job(model, step, steps=3)
     with pytest.raises(addend.Unsupported, match="no-such-command"):
         advise(model, step, link=SLOW, workers=2, command="no-such-command")
     with pytest.raises(addend.InvalidArgument, match="gave no parameter"):

@@ -9,7 +9,7 @@ print(addend.torch.advise(ddp_model, train_one_step))           # would compress
 """
 
 from addend.reducer import Link
-from addend.torch._advise import Advice, advise
+from addend.torch._advise import Advice, advise, record_job
 from addend.torch._attach import attach
 from addend.torch._collectives import Pending, all_reduce, metrics
 from addend.torch._engine import close_all
@@ -25,4 +25,5 @@ __all__ = [
     "attach",
     "close_all",
     "metrics",
+    "record_job",
 ]

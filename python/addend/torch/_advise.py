@@ -27,6 +27,7 @@ from addend.torch import _group
 from addend.torch._specs import tables_of
 from addend.torch._start import start
 
+_STEPS = 20
 _WARM_UPS, _LOOKS = 2, 3  # of the steps: first ones not timed; last ones that count non-zeros
 _FIRST_BUCKET_BYTES, _BUCKET_BYTES = 1 << 20, 25 << 20  # as DDP cuts gradients
 
@@ -51,7 +52,7 @@ def advise(
     model: nn.Module,
     step_fn: Callable[[], Any],
     *,
-    steps: int = 20,
+    steps: int = _STEPS,
     workers: int | None = None,
     link: Link | None = None,
     calibration: str | None = None,
@@ -69,8 +70,7 @@ def advise(
 
     Collective if there is a process group: all ranks call it and get rank 0's answer.
     """
-    if steps < _WARM_UPS + _LOOKS + 1:
-        raise InvalidArgument(f"steps={steps}: at least {_WARM_UPS + _LOOKS + 1} are needed")
+    _check_steps(steps)
     group = dist.is_available() and dist.is_initialized()
     world = dist.get_world_size() if group else 1
     workers = workers or world
@@ -85,7 +85,7 @@ def advise(
         raise Unsupported(
             f"advise asks the command `{command}`, which is not there: build it, or say command="
         )
-    job = record(model, step_fn, steps)
+    job = record_job(model, step_fn, steps)
     arguments = ["--workers", str(workers), "--gbit", str(link.gbit_per_s)]
     arguments += ["--latency-us", str(link.latency_us), *options]
     if calibration is not None:
@@ -146,13 +146,20 @@ def _advice(answer: tuple[str, str]) -> Advice:
     )
 
 
-def record(model: nn.Module, step_fn: Callable[[], Any], steps: int) -> dict[str, Any]:
-    """A job as `addend plan --job` reads it, from live steps."""
+def record_job(model: nn.Module, step_fn: Callable[[], Any], steps: int = _STEPS) -> dict[str, Any]:
+    """What `advise` records of `steps` live steps, as `addend plan --job` reads it from a file:
+    json.dump it. Of this process alone, with or without a process group."""
+    _check_steps(steps)
     recorder = _Recorder()
     with recorder.listening(model):
         for step in range(steps):
             recorder.step(step_fn, looks=step >= steps - _LOOKS)
     return recorder.job()
+
+
+def _check_steps(steps: int) -> None:
+    if steps < _WARM_UPS + _LOOKS + 1:
+        raise InvalidArgument(f"steps={steps}: at least {_WARM_UPS + _LOOKS + 1} are needed")
 
 
 class _Recorder:
