@@ -273,3 +273,12 @@ def created(create: Callable[..., int], *arguments: Any) -> int:
     handle = c_void_p()
     check(create(*arguments, ctypes.byref(handle)))
     return handle.value or 0
+
+
+def read_bytes(function: Callable[..., int], *arguments: int) -> bytes:
+    """What a function writes that says how much it is if it gets no room."""
+    size = ctypes.c_uint64()
+    check(function(*arguments, None, 0, ctypes.byref(size)))
+    written = ctypes.create_string_buffer(size.value)
+    check(function(*arguments, written, size.value, ctypes.byref(size)))
+    return written.raw

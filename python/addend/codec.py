@@ -7,10 +7,10 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Callable, Union
+from typing import Any, Union
 
 from addend import _native, report
-from addend._native import check, created, library
+from addend._native import check, created, library, read_bytes
 from addend.errors import InvalidArgument
 from addend.plane import Op, Plane, Round
 
@@ -167,7 +167,7 @@ class Codec:
 
     def save_state(self) -> bytes:
         """What a restarted worker needs to go on bit for bit; between steps only."""
-        return _save(library.codec_save_state, self._open())
+        return read_bytes(library.codec_save_state, self._open())
 
     def load_state(self, state: bytes | bytearray | memoryview) -> None:
         """Takes over a state that a codec of the same plan and worker saved."""
@@ -175,7 +175,7 @@ class Codec:
 
     def save_segment(self, index: int) -> bytes:
         """The state of one segment, for a codec that has it in whatever bucket."""
-        return _save(library.codec_save_segment, self._open(), _unsigned("index", index, 64))
+        return read_bytes(library.codec_save_segment, self._open(), _unsigned("index", index, 64))
 
     def load_segment(self, index: int, state: bytes) -> None:
         """Takes over the state of a segment with the same id, count and step."""
@@ -259,11 +259,3 @@ def plane_of(native: _native.Plane, stream: int | None = None) -> Plane:
         op.sum_nbytes(lanes),
         stream,
     )
-
-
-def _save(function: Callable[..., int], *arguments: int) -> bytes:
-    size = ctypes.c_uint64()
-    check(function(*arguments, None, 0, ctypes.byref(size)))
-    state = ctypes.create_string_buffer(size.value)
-    check(function(*arguments, state, size.value, ctypes.byref(size)))
-    return state.raw

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from addend import _native
-from addend._native import check, created, library
+from addend._native import check, created, library, read_bytes
 from addend.errors import InvalidArgument
 
 # How a candidate's sum differs from the true one, as addend.h numbers it.
@@ -135,11 +135,7 @@ class Controller:
 
     def trace(self) -> str:
         """Everything it saw and decided, as JSON that `addend replay` reads."""
-        size = ctypes.c_uint64()
-        check(library.controller_trace(self._handle, None, 0, ctypes.byref(size)))
-        text = ctypes.create_string_buffer(size.value)
-        check(library.controller_trace(self._handle, text, size.value, ctypes.byref(size)))
-        return text.raw.decode()
+        return read_bytes(library.controller_trace, self._handle).decode()
 
 
 def factors(options: str) -> list[float]:

@@ -100,19 +100,4 @@ class Changed(Error):
     status = Status.CHANGED
 
 
-BY_STATUS: dict[int, type[Error]] = {
-    int(kind.status): kind
-    for kind in (
-        InvalidArgument,
-        Malformed,
-        Undecodable,
-        Capacity,
-        Mismatch,
-        Timeout,
-        Unavailable,
-        IoError,
-        Unsupported,
-        OutOfMemory,
-        Changed,
-    )
-}
+BY_STATUS: dict[int, type[Error]] = {int(kind.status): kind for kind in Error.__subclasses__()}
