@@ -541,6 +541,22 @@ TEST_F(CudaExact, AKernelThatFailsIsANamedError) {
   EXPECT_EXIT(fail(), ::testing::ExitedWithCode(0), "illegal memory access");
 }
 
+// auto on a device never chooses a filter, a sketch or messages.
+TEST_F(CudaExact, AutoHasNoMemoryForWhatItNeverChooses) {
+  const auto bytes_of = [&](const char* spec) {
+    Layout layout;
+    layout.count = 1000;
+    layout.execution = {Execution::Device::kCuda, device_.stream()};
+    const auto codec = create_codec(*CodecSpec::parse(spec), layout);
+    EXPECT_TRUE(codec) << spec;
+    return codec ? (*codec)->memory_bytes() : 0;
+  };
+  const uint64_t least = bytes_of("exact");
+  EXPECT_EQ(bytes_of("exact:mode=packed"), least);
+  for (const char* spec : {"exact:mode=bloom", "exact:mode=sketch", "exact:mode=gather"})
+    EXPECT_GT(bytes_of(spec), least) << spec;
+}
+
 // Its error is the caller's then, and no longer the thread's.
 TEST_F(CudaExact, ACallThatFailedIsNotReportedAgain) {
   const auto bloom = cuda::part<index::BloomKernels>();

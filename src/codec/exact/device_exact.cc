@@ -39,9 +39,10 @@ Status DeviceExactCodec::open() {
   ADDEND_TRY(counted_.open());
   ADDEND_TRY(looked_.open());
   ADDEND_TRY(two_level_.open());
-  ADDEND_TRY(bloom_.open());
-  ADDEND_TRY(sketch_.open());
-  ADDEND_TRY(own_.open());
+  const Mode asked = plan_.options().mode;  // auto on a device never comes to one of these
+  if (asked == Mode::kBloom) ADDEND_TRY(bloom_.open());
+  if (asked == Mode::kSketch) ADDEND_TRY(sketch_.open());
+  if (asked == Mode::kGather) ADDEND_TRY(own_.open());
   if (reproducible()) ADDEND_TRY(reproducible_.open());
   return totals_.reserve(sizeof(index::Totals) + sizeof(uint64_t));
 }
