@@ -167,9 +167,9 @@ def overlap(dense: torch.Tensor, rows: torch.Tensor, name: str) -> tuple[Times, 
         dist.barrier()
         before, begin = sent_bytes(), time.process_time()
         call()
+        busy[side].append(time.process_time() - begin)
         dist.barrier()  # what others still send is theirs
         sent[side].append(sent_bytes() - before)
-        busy[side].append(time.process_time() - begin)
     return times, sent, busy
 
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What happens to one element, or to one number of a segment: plain functions that a CPU and a
-// device run alike, so that both come to the same bits.
+// device run alike. Both come to the same bits, but for cut_inside: it takes a logarithm, which
+// each rounds in its own way (decision 0130).
 #pragma once
 
 #include <cmath>
