@@ -4,6 +4,10 @@
 #include <cmath>
 #include <iostream>
 #include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "codec/exact/own_kernels.h"
 #include "codec/exact/sketch.h"
@@ -455,55 +459,93 @@ TEST_F(CudaExact, TwoStreamsAtOnceDoNotDisturbEachOther) {
   }
 }
 
-TEST_F(CudaExact, AStepThatWasCancelledLeavesTheNextOneRight) {
-  std::mt19937_64 random(kSeed);
-  const SideBySide how = of("exact:mode=packed", DType::kF32, 30011, 1);
-  Twins twins(device_, how, 0);
-  const Bytes odd = random_gradient(how.layout, 0.3, true, random);
-  const Bytes plain = random_gradient(how.layout, 0.05, false, random);
-  for (int rounds = 0; rounds < 3; ++rounds) {
-    Round round;
-    twins.begin(odd);
-    for (int i = 0; i < rounds; ++i)
-      EXPECT_TRUE(twins.next(round));
-    twins.cancel();
-    twins.begin(plain);
-    while (twins.next(round)) {
+// Codecs of two threads, by which a kernel is launched with other sizes at the same time.
+TEST_F(CudaExact, TwoThreadsAtOnceDoNotDisturbEachOther) {
+  const auto work = [](uint64_t seed, uint64_t count, const std::vector<std::string>& specs) {
+    const TestDevice device;
+    std::mt19937_64 random(seed);
+    for (const std::string& spec : specs) {
+      SCOPED_TRACE(spec + " of " + std::to_string(count) + ", seed " + std::to_string(seed));
+      const SideBySide how = of(spec, DType::kF32, count, 1);
+      std::vector<std::unique_ptr<Twins>> worker;
+      worker.push_back(std::make_unique<Twins>(device, how, 0));
+      for (int i = 0; i < 4; ++i)
+        step(worker, {random_gradient(how.layout, 0.05, false, random)});
     }
-    EXPECT_EQ(twins.finish(), plain) << "cancelled after " << rounds << " rounds";
+  };
+  std::vector<std::string> specs = {"exact:mode=sketch",         "exact:mode=packed",
+                                    "topk:0.05,index=packed",    "exact:mode=gather",
+                                    "quant:bits=8,block=16384",  "exact:mode=bloom",
+                                    "exact:values=reproducible", "cast:bf16"};
+  std::thread first(work, kSeed, 300'007, specs);
+  std::reverse(specs.begin(), specs.end());
+  std::thread second(work, kSeed + 1, 50'021, specs);
+  first.join();
+  second.join();
+}
+
+TEST_F(CudaExact, AStepThatWasCancelledLeavesTheNextOneRight) {
+  for (const char* spec :
+       {"exact:mode=packed", "exact:mode=two-level", "exact:mode=bloom", "exact:mode=sketch",
+        "exact:mode=gather", "exact:mode=packed,values=reproducible",
+        "exact:mode=sketch,values=reproducible"}) {
+    SCOPED_TRACE(spec);
+    std::mt19937_64 random(kSeed);
+    const SideBySide how = of(spec, DType::kF32, 30011, 1);
+    Twins twins(device_, how, 0);
+    const Bytes odd = random_gradient(how.layout, 0.3, true, random);
+    const Bytes plain = random_gradient(how.layout, 0.05, false, random);
+    for (int rounds = 0; rounds < 4; ++rounds) {
+      Round round;
+      if (rounds > 0) {
+        twins.begin(odd);
+        for (int i = 1; i < rounds && twins.next(round); ++i) {
+        }
+        twins.cancel();
+      }
+      twins.begin(plain);
+      while (twins.next(round)) {
+      }
+      EXPECT_EQ(twins.finish(), plain) << "cancelled after " << rounds - 1 << " rounds";
+      if (HasFailure()) return;
+    }
   }
 }
 
-// The second codec finds what the first has written: nothing else, and nothing left over.
+// A codec of packed values finds what another has written: nothing else, and nothing left over.
 TEST_F(CudaExact, MoreThanTwoToTheThirtyTwoElements) {
   constexpr uint64_t kCount = (uint64_t{1} << 32) + 12345;
   constexpr uint64_t kAt[] = {
       0, 1, 1ull << 31, (1ull << 32) - 1, 1ull << 32, (1ull << 32) + 77, kCount - 1};
+  // A selector owes two floats an element beside the gradient that exact gets.
+  const std::pair<const char*, uint64_t> specs[] = {{"exact:mode=packed", 40},
+                                                    {"exact:mode=two-level", 40},
+                                                    {"exact:mode=bloom", 40},
+                                                    {"exact:mode=gather", 40},
+                                                    {"topk:0.000001,index=packed", 80}};
   cuda::DeviceInfo info;
   ASSERT_EQ(device_.runtime()->describe(0, &info), 0);
   if (info.memory_bytes < uint64_t{40} << 30) GTEST_SKIP() << "the device has no 40 GiB";
+  cuda::DeviceBuffer gradient(device_.runtime()), sum(device_.runtime());
+  for (cuda::DeviceBuffer* buffer : {&gradient, &sum})
+    ASSERT_TRUE(buffer->reserve(kCount * 2));
+  device_.runtime()->fill(gradient.as<void>(), 0, kCount * 2, device_.stream());
   Bytes expected;
-  for (const char* spec : {"exact:mode=packed", "exact:mode=two-level"}) {
-    SCOPED_TRACE(spec);
-    cuda::DeviceBuffer gradient(device_.runtime()), sum(device_.runtime());
-    for (cuda::DeviceBuffer* buffer : {&gradient, &sum})
-      ASSERT_TRUE(buffer->reserve(kCount * 2));
-    device_.runtime()->fill(gradient.as<void>(), 0, kCount * 2, device_.stream());
-    device_.runtime()->fill(sum.as<void>(), 0xEE, kCount * 2, device_.stream());
-    expected.clear();
-    for (uint8_t k = 0; k < std::size(kAt); ++k) {
-      const Bytes value = {k, 0x3F};
-      device_.write(gradient.as<uint16_t>() + kAt[k], value);
-      expected.insert(expected.end(), value.begin(), value.end());
-    }
-    const auto values_of = [&](const void* from, void* to) {
-      Layout layout;
-      layout.dtype = DType::kBf16;
-      layout.count = kCount;
-      layout.execution = {Execution::Device::kCuda, device_.stream()};
-      const auto codec = create_codec(*CodecSpec::parse(spec), layout);
+  for (uint8_t k = 0; k < std::size(kAt); ++k) {
+    const Bytes value = {k, 0x3F};
+    device_.write(gradient.as<uint16_t>() + kAt[k], value);
+    expected.insert(expected.end(), value.begin(), value.end());
+  }
+  const auto values_of = [&](const char* spec, const void* from, void* to) {
+    Layout layout;
+    layout.dtype = DType::kBf16;
+    layout.count = kCount;
+    layout.execution = {Execution::Device::kCuda, device_.stream()};
+    const auto codec = create_codec(*CodecSpec::parse(spec), layout);
+    EXPECT_TRUE(codec) << spec << ": " << codec.error().message;
+    Bytes values;
+    for (int i = 0; codec && i < 2; ++i) {  // the first step shows a filter how large it must be
       Round round;
-      Bytes values;
       EXPECT_TRUE((*codec)->begin(from));
       for (auto more = (*codec)->next_round(round); more && *more;
            more = (*codec)->next_round(round)) {
@@ -513,12 +555,19 @@ TEST_F(CudaExact, MoreThanTwoToTheThirtyTwoElements) {
       }
       const Status ended = (*codec)->finish(to);
       EXPECT_TRUE(ended) << ended.error().message;
-      return values;
-    };
-    EXPECT_EQ(values_of(gradient.as<void>(), sum.as<void>()), expected);
-    EXPECT_EQ(values_of(sum.as<void>(), sum.as<void>()), expected);
+    }
+    return values;
+  };
+  EXPECT_EQ(values_of("exact:mode=packed", gradient.as<void>(), sum.as<void>()), expected);
+  for (const auto& [spec, gib] : specs) {
+    SCOPED_TRACE(spec);
+    if (info.memory_bytes < gib << 30) GTEST_SKIP() << "the device has no " << gib << " GiB";
+    device_.runtime()->fill(sum.as<void>(), 0xEE, kCount * 2, device_.stream());
+    values_of(spec, gradient.as<void>(), sum.as<void>());
+    EXPECT_EQ(values_of("exact:mode=packed", sum.as<void>(), sum.as<void>()), expected);
     for (uint8_t k = 0; k < std::size(kAt); ++k)
       EXPECT_EQ(device_.read(sum.as<uint16_t>() + kAt[k], 2), (Bytes{k, 0x3F})) << kAt[k];
+    if (HasFailure()) return;
   }
 }
 
@@ -580,11 +629,14 @@ TEST_F(CudaExact, AGradientThatDoesNotFitIsOutOfMemoryAndUntouched) {
   ASSERT_TRUE(codec);
   cuda::DeviceBuffer gradient(device_.runtime());
   ASSERT_TRUE(gradient.reserve(64));
+  const Bytes before(64, 0x3C);
+  device_.write(gradient.as<void>(), before);
   ASSERT_TRUE((*codec)->begin(gradient.as<void>()));
   Round round;
   const auto more = (*codec)->next_round(round);
   ASSERT_FALSE(more);
   EXPECT_EQ(more.error().code, Errc::kOutOfMemory) << more.error().message;
+  EXPECT_EQ(device_.read(gradient.as<void>(), 64), before);
 }
 
 }  // namespace

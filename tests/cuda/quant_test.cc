@@ -178,7 +178,9 @@ TEST_F(CudaQuant, WhatDoesNotRunYetIsRefusedByName) {
   Layout layout = quant_layout(2, 100);
   layout.execution = {Execution::Device::kCuda, stream_};
   for (const char* option :
-       {"bits=auto", "block=whole", "index=auto,bits=auto", "index=auto,block=whole"}) {
+       {"bits=auto", "block=whole", "index=auto,bits=auto", "index=auto,block=whole",
+        "norms=ahead,feedback=float", "down=4", "down=8"}) {
+    SCOPED_TRACE(option);
     const auto codec = create_codec(*CodecSpec::parse(std::string("quant:") + option), layout);
     ASSERT_FALSE(codec);
     EXPECT_EQ(codec.error().code, Errc::kUnsupported);

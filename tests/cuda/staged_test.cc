@@ -139,7 +139,7 @@ class CudaStaged : public ::testing::Test {
 
 TEST_F(CudaStaged, WorkersOnDeviceAndHostHaveTheSumsOfAHost) {
   for (const char* spec : {"exact:choice=device", "quant:index=auto,feedback=float"}) {
-    for (const DType dtype : {DType::kF32, DType::kBf16}) {
+    for (const DType dtype : kTypes) {
       Job job;
       job.spec = spec;
       job.dtype = dtype;
@@ -148,6 +148,26 @@ TEST_F(CudaStaged, WorkersOnDeviceAndHostHaveTheSumsOfAHost) {
         job.on_device = mixed;
         EXPECT_EQ(sums_of(job), expected) << spec << ", devices " << mixed << ", seed " << kSeed;
       }
+    }
+  }
+}
+
+// The same of every other codec that runs on a device, with a host between two of them.
+TEST_F(CudaStaged, EveryCodecHasTheSumsOfAHostInAMixedGroup) {
+  for (const char* spec : {"exact:mode=gather", "exact:mode=sketch", "exact:mode=bloom",
+                           "exact:choice=device,values=reproducible", "quant:bits=4",
+                           "quant:carrier=indices", "cast:bf16", "cast:bf16,feedback=float",
+                           "topk:0.05,index=packed", "random:0.05", "leader:0.05"}) {
+    for (const DType dtype : kTypes) {
+      Job job;
+      job.spec = spec;
+      job.dtype = dtype;
+      job.count = 100'003;
+      job.buckets = 2;
+      const std::vector<Bytes> expected = sums_of(job);
+      job.on_device = 5;
+      EXPECT_EQ(sums_of(job), expected) << spec << " " << dtype_name(dtype) << ", seed " << kSeed;
+      if (HasFailure()) return;
     }
   }
 }

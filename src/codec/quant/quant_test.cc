@@ -131,6 +131,23 @@ TEST(QuantOptions, ADeviceRefusesNarrowSumsByNameWhereverTheyComeFrom) {
   EXPECT_NE(codec.error().message.find("quant:down"), std::string::npos) << codec.error().message;
 }
 
+TEST(QuantOptions, ADeviceRefusesByNameWhatItHasNot) {
+  Layout layout = quant_layout(2, 3000);
+  layout.execution.device = Execution::Device::kCuda;
+  const std::pair<const char*, const char*> specs[] = {
+      {"quant:bits=auto", "quant:bits=auto"},
+      {"quant:block=whole", "quant:block=whole"},
+      {"quant:norms=ahead,feedback=float", "quant:norms=ahead"},
+      {"quant:down=4", "quant:down"},
+      {"quant:down=8", "quant:down"}};
+  for (const auto& [spec, named] : specs) {
+    const auto codec = create_quant_on_device(*CodecSpec::parse(spec), layout);
+    ASSERT_FALSE(codec) << spec;
+    EXPECT_EQ(codec.error().code, Errc::kUnsupported) << spec;
+    EXPECT_EQ(codec.error().message, std::string(named) + " does not run on a device yet");
+  }
+}
+
 // Bits may change under a residual.
 TEST(QuantOptions, AResidualGoesOnWhereTheWorldGrowsBeyondALane) {
   Layout layout = quant_layout(17, 3000);
