@@ -3,13 +3,14 @@
 """Builds, verifies and times what runs on a CUDA device, in one call.
 
     bench/gpu/run.py [--out bench/results] [--build DIR | --binaries DIR] [--log2 27] [--runs 25]
-                     [--hosts]
+                     [--hosts] [--note TEXT ...]
 
 Builds the kernels, the tests that compare them with the CPU byte for byte, and gpu_phases (or takes
 them from --binaries), runs the tests, times every codec's phases, torch's own operations and hooks
 of DDP (hook.py) in the same run. Writes gpu.json and gpu.md into --out: device, driver, commit,
 date, every median in microseconds, and the rate in TB/s of the dense gradient next to the bar it
-has to pass; both again after each part, so that a run that is cut short leaves what it had. With
+has to pass; both again after each part, so that a run that is cut short leaves what it had. Notes
+are what a reader has to know of the run beside that, and stand at the top of its page. With
 --hosts it goes on with four ranks on the device (hosts.py). Ends with an error, and says which,
 where a test fails or is skipped, a figure is missing, or one misses its bar. Needs a device, and
 torch for what it is compared with.
@@ -296,6 +297,8 @@ def table(result: dict[str, Any]) -> str:
         f"Driver {result['driver']}, commit {result['commit']}, 2^{result['log2']} elements,"
     )
     lines.append(f"median of {result['runs']} runs, fresh data. `bench/gpu/run.py`.")
+    for note in result.get("notes", []):
+        lines += ["", f"**Note.** {note}"]
     lines += ["", "| what | us | TB/s of dense input | bar |", "|---|---|---|---|"]
     for row in result["bars"]:
         bar = f"{row['bar']}: **missed**" if row["missed"] else row["bar"]
@@ -335,6 +338,7 @@ def main() -> None:
     parser.add_argument("--commit", default=output("git", "rev-parse", "--short", "HEAD"))
     parser.add_argument("--log2", type=int, default=27)
     parser.add_argument("--runs", type=int, default=25)
+    parser.add_argument("--note", action="append", default=[], help="at the top of the page")
     parser.add_argument("--hosts", action="store_true", help="four ranks on the device, too")
     options = parser.parse_args()
     if options.runs < LEAST_RUNS:
@@ -351,6 +355,7 @@ def main() -> None:
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "log2": options.log2,
         "runs": options.runs,
+        "notes": options.note,
         "tests": {},
         **{part: [] for part in ("bars", "phases", "folds", "host")},
         **{part: {} for part in ("torch", "hooks")},

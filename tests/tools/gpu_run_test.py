@@ -137,6 +137,18 @@ class Faults(unittest.TestCase):
         for row in run.compare(kept["phases"]):
             said = next((old for old in kept["bars"] if old["what"] == row["what"]), None)
             self.assertEqual(row.get("TB/s"), said and said.get("TB/s"))
+        page = (ROOT / "bench" / "results" / "gpu.md").read_text()
+        for note in kept["notes"]:
+            self.assertIn(f"\n**Note.** {note}\n", page)
+
+    def test_notes_stand_at_the_top_of_the_page(self) -> None:
+        result = good()
+        faults(result)
+        self.assertNotIn("**Note.**", run.table(result))
+        result["notes"] = ["older than sketches", "a busy device"]
+        before, _, tables = run.table(result).partition("| what |")
+        self.assertIn("\n**Note.** older than sketches\n\n**Note.** a busy device\n", before)
+        self.assertNotIn("**Note.**", tables)
 
 
 if __name__ == "__main__":
