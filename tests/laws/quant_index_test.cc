@@ -54,16 +54,16 @@ void expect_near(const Scenario& s, const std::vector<Bytes>& before,
 }
 
 TEST(QuantIndex, LeavesZerosAloneForEveryTypeWorldDensityAndOverlap) {
-  // 4 bits; with feedback the difference of two residuals.
+  // Of the fewest bits that a world has by itself; with feedback the difference of two residuals.
   const std::pair<const char*, double> specs[] = {
-      {"quant:index=packed", 0.1},
-      {"quant:index=two-level,block=64", 0.1},
-      {"quant:index=auto,feedback=float", 0.3},
-      {"quant:index=auto,carrier=indices,block=whole", 0.1},
-      {"quant:index=auto,bits=auto", 0.1},
-      {"quant:index=packed,bits=8,rotate=none", 0.1},
-      {"quant:index=auto,bits=4,down=8", 0.1},
-      {"quant:index=two-level,bits=8,down=4,feedback=float", 0.3},
+      {"quant:index=packed", 0.004},
+      {"quant:index=two-level,block=64", 0.004},
+      {"quant:index=auto,feedback=float", 0.01},
+      {"quant:index=auto,carrier=indices,block=whole", 0.04},
+      {"quant:index=auto,bits=auto", 0.04},
+      {"quant:index=packed,bits=8,rotate=none", 0.0003},
+      {"quant:index=auto,bits=4,down=8", 0.04},
+      {"quant:index=two-level,bits=8,down=4,feedback=float", 0.02},
   };
   for (const auto& [spec, bound] : specs) {
     for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
@@ -140,21 +140,28 @@ TEST(QuantIndex, ManyWorkersWhoseSumsMayBeNarrowSendEightBitsOfTheUnion) {
 }
 
 TEST(QuantIndex, EveryFormAndInstructionSetGivesTheSameBits) {
-  std::vector<std::vector<Bytes>> first;
-  for (const std::string& target : simd_targets()) {
-    ASSERT_TRUE(force_simd_target(target));
-    for (const char* form : {"packed", "two-level", "auto"}) {
-      const Layout layout = layout_of(3, 64 * 200 + 7);
-      Lockstep workers(std::string("quant:feedback=float,index=") + form, layout);
-      std::vector<std::vector<Bytes>> results;
-      for (uint64_t step = 0; step < 4; ++step) {
-        results.push_back(live_rows(layout, 0.1, step));
-        ASSERT_TRUE(workers.step(results.back()));
+  for (const std::string spec :
+       {"quant:feedback=float", "quant:bits=3,down=4,feedback=float", "quant:bits=8,down=8"}) {
+    for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
+      Layout layout = layout_of(3, 64 * 100 + 7);
+      layout.dtype = dtype;
+      std::vector<std::vector<Bytes>> first;
+      for (const std::string& target : simd_targets()) {
+        ASSERT_TRUE(force_simd_target(target));
+        for (const char* form : {"packed", "two-level", "auto"}) {
+          Lockstep workers(spec + ",index=" + form, layout);
+          std::vector<std::vector<Bytes>> results;
+          for (uint64_t step = 0; step < 4; ++step) {
+            results.push_back(live_rows(layout, 0.1, step));
+            ASSERT_TRUE(workers.step(results.back()));
+          }
+          if (first.empty()) first = results;
+          EXPECT_EQ(results, first)
+              << spec << " " << dtype_name(dtype) << ", " << form << " on " << target;
+        }
+        ASSERT_TRUE(force_simd_target(""));
       }
-      if (first.empty()) first = results;
-      EXPECT_EQ(results, first) << form << " on " << target;
     }
-    ASSERT_TRUE(force_simd_target(""));
   }
 }
 
@@ -193,24 +200,44 @@ TEST(QuantIndex, FeedbackStaysWithPositionsAndIsPaidWhereTheUnionIs) {
   EXPECT_LT(errors[1], errors[0] / 20);
 }
 
+// Bytes up, and the squared error of the sum over its energy.
 TEST(QuantIndex, RowsThatAreFewCostLittle) {
   const Layout layout = layout_of(2, uint64_t{1} << 18);
-  const auto bytes = [&](const char* spec) {
+  struct Cost {
+    double bytes = 0, error = 0;
+  };
+  const auto cost = [&](const char* spec) {
     Lockstep workers(spec, layout);
+    double error = 0, energy = 0;
     for (uint64_t step = 0; step < 3; ++step) {
       std::vector<Bytes> gradients = live_rows(layout, 0.05, step);
+      const std::vector<double> truth = sums(scenario_of(layout), gradients);
       EXPECT_TRUE(workers.step(gradients)) << spec;
+      for (uint64_t i = 0; i < layout.count; ++i) {
+        const auto sum = static_cast<double>(read(layout.dtype, gradients[0], i));
+        error += std::pow(sum - truth[i], 2);
+        energy += truth[i] * truth[i];
+      }
     }
-    return static_cast<double>(workers.codec(0).report().wire_bytes);
+    const auto bytes = static_cast<double>(workers.codec(0).report().wire_bytes);
+    return Cost{bytes, error / energy};
   };
-  const double exact = bytes("exact"), quant = bytes("quant"), levels = bytes("quant:index=auto");
-  const double indices = bytes("quant:index=auto,carrier=indices");
-  std::printf(
-      "5 %% of rows: exact / indexed %.1f, quant / indexed %.1f; with 4-bit indices %.1f, %.1f\n",
-      exact / levels, quant / levels, exact / indices, quant / indices);
-  EXPECT_GE(exact / levels, 3.5);
-  EXPECT_GE(quant / levels, 14);
-  EXPECT_GE(exact / indices, 6.5);
+  const double exact = cost("exact").bytes, quant = cost("quant").bytes;
+  const struct {
+    const char* spec;
+    double of_exact, of_quant, error;  // times fewer bytes, at least; error at most
+  } cases[] = {{"quant:index=auto", 3.5, 14, 5e-4},
+               {"quant:index=auto,carrier=indices", 6.5, 20, 0.015},
+               {"quant:index=auto,bits=4,down=4", 6.5, 20, 0.03},
+               {"quant:index=auto,bits=3,down=4", 8, 30, 0.06}};
+  for (const auto& [spec, of_exact, of_quant, error] : cases) {
+    const Cost one = cost(spec);
+    std::printf("5 %% of rows, %s: %.0f bytes, exact %.2f times, quant %.1f times; error %.5f\n",
+                spec, one.bytes, exact / one.bytes, quant / one.bytes, one.error);
+    EXPECT_GE(exact / one.bytes, of_exact) << spec;
+    EXPECT_GE(quant / one.bytes, of_quant) << spec;
+    EXPECT_LE(one.error, error) << spec;
+  }
 }
 
 TEST(QuantIndex, ABlockThatIsNotFiniteIsNanAndTheZerosStay) {
@@ -235,7 +262,7 @@ TEST(QuantIndex, ABlockThatIsNotFiniteIsNanAndTheZerosStay) {
   EXPECT_EQ(workers.codec(0).report().nonfinite, 64u);
   std::vector<Bytes> next = live_rows(layout, 0.2, 3);
   ASSERT_TRUE(workers.step(next));
-  expect_near(scenario_of(layout), before, next, 0.3, "the step after");
+  expect_near(scenario_of(layout), before, next, 0.001, "the step after");
 }
 
 }  // namespace
