@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// What plans that follow the last sums cost over many steps. Counted bytes and rounds of fixed
-// seeds: nothing here fails by chance.
+// What plans that follow the last sums cost over many steps, and what restarts and other codecs on
+// the way change. Counted bytes and rounds of fixed seeds: nothing here fails by chance.
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "codec/exact/sketch.h"
+#include "codec/readable_residual.h"
 #include "gtest/gtest.h"
 #include "tests/support/gradients.h"
 #include "tests/support/lockstep.h"
@@ -214,6 +217,199 @@ TEST(Sequence, LowrankFollowsDirectionsThatTurn) {
     }
   }
 }
+
+// A matrix and a vector, on three workers.
+Layout matrix_and_vector(DType dtype) {
+  Layout layout = layout_of(3, 3001);
+  layout.dtype = dtype;
+  layout.segments = {{7, 2400, 40}, {3, 601}};
+  return layout;
+}
+
+// Sparse, dense and silent steps of integers.
+std::vector<Bytes> changing(const Layout& layout, uint64_t step) {
+  constexpr double kDensities[] = {0.05, 0.05, 1, 0.3, 0, 1, 0.01, 1, 1, 0.2, 0.05};
+  Scenario s = scenario_of(layout);
+  s.density = kDensities[step % std::size(kDensities)];
+  s.overlap = Overlap::kRandom;
+  s.seed += step;
+  return make_gradients(s, [&](uint32_t w, uint64_t i) { return small_integer(step, w, i); });
+}
+
+// What the sums without some workers stand for: the mean of the others, for all.
+std::vector<double> stands_for(const Layout& layout, std::vector<Bytes> gradients, uint32_t out) {
+  if (out < layout.world) gradients.erase(gradients.begin() + out);
+  std::vector<double> all = sums(scenario_of(layout), gradients);
+  for (double& one : all)
+    one *= static_cast<double>(layout.world) / static_cast<double>(gradients.size());
+  return all;
+}
+
+struct AnySpec {
+  const char* spec;
+  /// Squared error of all steps' sums together, over the energy of what they should be; what is
+  /// owed is an error here.
+  double error;
+};
+
+// Every codec; quant in every carrier, feedback, index and way back.
+constexpr double kExactly = 0;
+constexpr AnySpec kAnySpec[] = {
+    {"dense", kExactly},
+    {"cast:bf16", kExactly},
+    {"cast:f16,feedback=float", kExactly},
+    {"exact", kExactly},
+    {"exact:mode=sketch", kExactly},
+    {"exact:mode=two-level,values=reproducible", kExactly},
+    {"exact:mode=bloom", kExactly},
+    {"exact:mode=gather", kExactly},
+    {"quant", 0.01},
+    {"quant:bits=4,feedback=float", 0.01},
+    {"quant:bits=4,feedback=byte", 0.01},
+    {"quant:bits=auto,feedback=float", 0.01},
+    {"quant:carrier=indices,rounding=independent", 0.02},
+    {"quant:bits=4,block=64,feedback=float,rotate=none", 0.01},
+    {"quant:bits=8,down=8", 0.01},
+    {"quant:bits=3,down=4,feedback=float", 0.03},
+    {"quant:index=auto", 0.01},
+    {"quant:index=packed,feedback=float", 0.01},
+    {"quant:index=auto,bits=3,down=4,feedback=float", 0.03},
+    {"quant:norms=ahead,feedback=float", 0.03},
+    {"quant:norms=ahead,feedback=byte,bits=8,down=8", 0.03},
+    {"lowrank:rank=2", 0.4},
+    {"lowrank:rank=1,factors=quant", 0.6},
+    {"topk:density=0.1", 0.1},
+    {"topk:density=0.1,index=two-level", 0.1},
+    {"threshold:density=0.1", 0.03},
+    {"dgc:density=0.1,momentum=0", 0.01},
+    {"redsync:density=0.1", 0.01},
+    {"random:density=0.1", 0.5},
+    {"leader:density=0.1", 0.2},
+};
+
+double squares(const std::vector<double>& values) {
+  double total = 0;
+  for (const double one : values)
+    total += one * one;
+  return total;
+}
+
+class AnyCodec : public testing::TestWithParam<AnySpec> {};
+
+// Workers that are restarted now and then, all at once, against those that never are.
+TEST_P(AnyCodec, IsRestartedWithoutChangingABitWhoeverIsMissing) {
+  const auto& [spec, bound] = GetParam();
+  const bool may_miss = std::string(spec).rfind("quant", 0) == 0;
+  for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
+    const Layout layout = matrix_and_vector(dtype);
+    Lockstep straight(spec, layout);
+    auto restarted = std::make_unique<Lockstep>(spec, layout);
+    std::vector<double> lacks(layout.count, 0.0), all(layout.count, 0.0);
+    for (uint64_t step = 0; step < 22; ++step) {
+      const std::string what =
+          std::string(spec) + " " + dtype_name(dtype) + " step " + std::to_string(step);
+      if (step % 5 == 3) {
+        auto next = std::make_unique<Lockstep>(spec, layout);
+        for (uint32_t w = 0; w < layout.world; ++w)
+          ASSERT_TRUE(next->codec(w).load_state(*restarted->codec(w).save_state())) << what;
+        restarted = std::move(next);
+      }
+      const bool misses = may_miss && step % 4 == 2;
+      const auto out = misses ? static_cast<uint32_t>(step / 4 % layout.world) : layout.world;
+      const std::vector<Bytes> gradients = changing(layout, step);
+      std::vector<Bytes> expected = gradients, found = gradients;
+      for (uint32_t w = 0; w < layout.world; ++w) {
+        straight.leave_out(w, w == out);
+        restarted->leave_out(w, w == out);
+      }
+      const Status status = straight.step(expected);
+      ASSERT_TRUE(status) << what << ": " << status.error().message;
+      ASSERT_TRUE(restarted->step(found)) << what;
+      ASSERT_EQ(found, expected) << what;
+      for (const Bytes& other : found)
+        ASSERT_EQ(other, found[0]) << what;
+      const std::vector<double> truth = stands_for(layout, gradients, out);
+      for (uint64_t i = 0; i < layout.count; ++i) {
+        const auto sum = static_cast<double>(read(dtype, found[0], i));
+        if (bound == kExactly) {
+          ASSERT_EQ(sum, truth[i]) << what << " element " << i;
+        }
+        lacks[i] += truth[i] - sum;
+        all[i] += truth[i];
+      }
+    }
+    std::printf("%s %s: %.4f of the energy of all steps\n", spec, dtype_name(dtype),
+                squares(lacks) / squares(all));
+    EXPECT_LE(squares(lacks), bound * squares(all)) << spec << " " << dtype_name(dtype);
+  }
+}
+
+// Adds what worker w's codec owes, if it owes anything, to `to`.
+void add_owed(Lockstep& workers, uint32_t w, std::vector<float>& to) {
+  const auto* readable = dynamic_cast<const ReadableResidual*>(&workers.codec(w));
+  if (readable == nullptr) return;
+  ASSERT_TRUE(readable->add_residual(to.data()));
+}
+
+// Five steps by one codec, five by another, whose first gradient gets what the first one owes
+// (decision 0088). All that was given has then come back or is owed.
+void check_switch(const std::string& from, const std::string& to) {
+  Layout layout = matrix_and_vector(DType::kF32), later = layout;
+  later.first_step = 5;
+  Lockstep before(from, layout), after(to, later);
+  std::vector<double> lacks(layout.count, 0.0), all(layout.count, 0.0);
+  for (uint64_t step = 0; step < 10; ++step) {
+    std::vector<Bytes> gradients = changing(layout, step);
+    const std::vector<double> truth = sums(scenario_of(layout), gradients);
+    for (uint32_t w = 0; w < layout.world && step == later.first_step; ++w) {
+      std::vector<float> owed(layout.count, 0.0f);
+      add_owed(before, w, owed);
+      for (uint64_t i = 0; i < layout.count; ++i)
+        write(DType::kF32, gradients[w], i, read(DType::kF32, gradients[w], i) + owed[i]);
+    }
+    ASSERT_TRUE((step < later.first_step ? before : after).step(gradients)) << from << ", " << to;
+    for (uint64_t i = 0; i < layout.count; ++i) {
+      lacks[i] += truth[i] - static_cast<double>(read(DType::kF32, gradients[2], i));
+      all[i] += truth[i];
+    }
+  }
+  for (uint32_t w = 0; w < layout.world; ++w) {
+    std::vector<float> owed(layout.count, 0.0f);
+    add_owed(after, w, owed);
+    for (uint64_t i = 0; i < layout.count; ++i)
+      lacks[i] -= static_cast<double>(owed[i]);
+  }
+  const auto either = [&](const char* codec) {
+    return from.rfind(codec, 0) == 0 || to.rfind(codec, 0) == 0;
+  };
+  const double bound = either("quant") ? 0.02 : either("cast") ? 1e-4 : 1e-9;
+  EXPECT_LE(squares(lacks), bound * squares(all)) << from << ", then " << to;
+}
+
+// But for quant with feedback, which keeps what it owes to itself, in coordinates of its own.
+TEST(Sequence, AnyCodecHandsWhatItOwesToAnyOther) {
+  for (const std::string_view name : codec_names()) {
+    EXPECT_TRUE(
+        std::any_of(std::begin(kAnySpec), std::end(kAnySpec),
+                    [&](const AnySpec& one) { return std::string(one.spec).rfind(name, 0) == 0; }))
+        << name << " is to be one of kAnySpec";
+  }
+  const auto readable = [](const std::string& spec) {
+    return spec.rfind("quant", 0) != 0 || spec.find("feedback") == std::string::npos;
+  };
+  for (const AnySpec& from : kAnySpec) {
+    for (const AnySpec& to : kAnySpec) {
+      if (readable(from.spec) && readable(to.spec)) check_switch(from.spec, to.spec);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Sequence, AnyCodec, testing::ValuesIn(kAnySpec), [](const auto& param) {
+  std::string name = param.param.spec;
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return std::isalnum(c) == 0; }, '_');
+  return name;
+});
 
 }  // namespace
 }  // namespace addend::testing_support
