@@ -38,7 +38,7 @@ constexpr std::string_view kTableSum = "quant table sum";
 constexpr std::string_view kNarrowSum = "quant narrow sum";
 
 /// A subject and what it promises: times in units of memcpy, and the error of the sum of 8 workers
-/// with equal gradients. 0: shown, not judged.
+/// with equal gradients.
 struct Subject {
   const char* name;
   const char* codec;
@@ -47,10 +47,12 @@ struct Subject {
   double most_nmse;
 };
 constexpr Subject kLevels{"quant levels", "quant:bits=4", 2.5, 2.5, 0.0006};
-// One more look-up than levels.
-constexpr Subject kIndices{"quant indices", "quant:carrier=indices", 0, 2.5, 0.0006};
-constexpr Subject kNarrow{"quant narrow", "quant:bits=8,down=8", 0, 5, 0.0006};
-// Fewer bits. Their limits were set after they had been measured: guards, not promises.
+// The limits below, but for decoding indices, were set after measuring: guards, not promises. They
+// leave room for AVX2, and for a machine that is not quiet. Indices take two levels' bits together
+// besides what levels take; eight bits choose among levels that are evenly spaced.
+constexpr Subject kIndices{"quant indices", "quant:carrier=indices", 4, 2.5, 0.0006};
+constexpr Subject kNarrow{"quant narrow", "quant:bits=8,down=8", 4, 5, 0.0006};
+// Fewer bits.
 constexpr Subject kFewBits[] = {
     {"quant narrow 1 bit", "quant:bits=1,down=4", 5, 3, 0.1},
     {"quant narrow 2 bits", "quant:bits=2,down=4", 4, 3, 0.03},
@@ -234,7 +236,6 @@ class QuantBench {
   void add_bars(const Subject& subject, const CodecLine& line, double nmse,
                 std::vector<Bar>& bars) const {
     const auto add = [&](const char* part, double value, double limit) {
-      if (limit == 0) return;
       bars.push_back(
           {fmt::format("{}: {} time / memcpy", subject.name, part), value, limit, true, true});
     };
