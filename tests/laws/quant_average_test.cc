@@ -180,5 +180,52 @@ TEST(QuantAverage, FeedbackInBytesConvergesToo) {
   EXPECT_LT(errors.back(), 0.2 * none.back());
 }
 
+// The error of the average over 200 steps, relative to the average, of gradients that stay or that
+// drift from one draw to another.
+double average_error(const std::string& spec, uint32_t world, bool drift) {
+  constexpr uint64_t kSteps = 200;
+  const Layout layout = layout_of(world, 2048);
+  Lockstep workers(spec, layout);
+  const std::vector<Bytes> first = standard_normal(layout, 3), last = standard_normal(layout, 4);
+  std::vector<double> lacks(layout.count, 0.0), all(layout.count, 0.0);
+  for (uint64_t step = 0; step < kSteps; ++step) {
+    const float way = drift ? static_cast<float>(step) / kSteps : 0.0f;
+    std::vector<Bytes> gradients = make_gradients(scenario_of(layout), [&](uint32_t w, uint64_t i) {
+      return (1 - way) * read(DType::kF32, first[w], i) + way * read(DType::kF32, last[w], i);
+    });
+    const std::vector<double> truth = sums(scenario_of(layout), gradients);
+    EXPECT_TRUE(workers.step(gradients)) << spec;
+    for (uint64_t i = 0; i < layout.count; ++i) {
+      lacks[i] += truth[i] - static_cast<double>(read(DType::kF32, gradients[0], i));
+      all[i] += truth[i];
+    }
+  }
+  double error = 0, energy = 0;
+  for (uint64_t i = 0; i < layout.count; ++i) {
+    error += lacks[i] * lacks[i];
+    energy += all[i] * all[i];
+  }
+  return std::sqrt(error / energy);
+}
+
+// Why quant with feedback takes whole sums by itself also where sums may be narrow: a second
+// rounding is nobody's, so its average falls as one over the root of the steps only.
+TEST(QuantAverage, FeedbackOfManyWorkersBringsBackWhatWholeSumsLackButNotASecondRounding) {
+  for (const uint32_t world : {18u, 64u}) {
+    for (const bool drift : {false, true}) {
+      const double whole = average_error("quant:feedback=float", world, drift);
+      const double narrow = average_error("quant:feedback=float,bits=8,down=8", world, drift);
+      const double none = average_error("quant:bits=8,down=8", world, drift);
+      std::printf(
+          "%u workers, gradients that %s: error of the average of 200 steps %.6f, narrow sums "
+          "%.6f, without feedback %.6f\n",
+          world, drift ? "drift" : "stay", whole, narrow, none);
+      EXPECT_LT(whole, 0.5 * narrow) << world;
+      EXPECT_LT(narrow, 0.0015) << world;
+      EXPECT_LT(narrow, 1.1 * none) << world;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace addend::testing_support
