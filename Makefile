@@ -17,7 +17,7 @@ SOURCES = $(shell git ls-files '*.h' '*.cc' '*.c' '*.cu' '*.cuh')
 help:
 	@echo 'make demo    install what is needed, train three models with and without Addend, write out/report.html'
 	@echo 'make test    install what is needed, build and run all tests (dev, Python, then sanitizers)'
-	@echo 'make bench   the bars: kernels and codecs against memcpy, pass or fail; bench-torch: against torch'
+	@echo 'make bench   the bars: quant against rivals, kernels and codecs against memcpy, pass or fail; bench-torch: against torch'
 	@echo 'make fuzz    libFuzzer on every parser and decoder, FUZZ_SECONDS=60 each'
 	@echo 'make mutants shows that the tests notice known mistakes; MUTANTS="--only quant" for some of them'
 	@echo 'make format  clang-format and ruff format all sources'
@@ -39,7 +39,9 @@ demo-codecs: build-release
 	python3 tools/report.py out/codecs.json -o out/codecs.html
 	@echo 'report: out/codecs.html'
 
-bench: build-release
+# quant's errors against rivals of as many bits, then times.
+bench: build-release python-env
+	.venv/bin/python bench/fidelity.py
 	build/release/apps/addend/addend bench
 
 # The PyTorch front against torch's own collectives; wants a quiet machine.
