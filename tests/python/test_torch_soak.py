@@ -5,6 +5,7 @@ descriptors stay as they are after warm-up. ADDEND_SOAK_STEPS (1000) steps are w
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
@@ -18,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 import addend.torch
 
 running = test_torch_aggregator.running  # a server
+SLOW = addend.torch.Link(50.0, 1.0)
 
 STEPS = int(os.environ.get("ADDEND_SOAK_STEPS", "1000"))
 WARM_UP = 150
@@ -39,13 +41,13 @@ def usage(pid: int) -> Usage:
     return Usage(pages * os.sysconf("SC_PAGE_SIZE"), *counts)
 
 
-def check_flat(name: str, step: Callable[[int], None], *pids: int) -> None:
+def check_flat(name: str, step: Callable[[int], None], *pids: int, warm_up: int = WARM_UP) -> None:
     """Nothing grows in this process and in others."""
     pids = (os.getpid(), *pids)
-    for number in range(WARM_UP):
+    for number in range(warm_up):
         step(number)
     before = [usage(pid) for pid in pids]
-    for number in range(WARM_UP, WARM_UP + STEPS):
+    for number in range(warm_up, warm_up + STEPS):
         step(number)
     for pid, old, new in zip(pids, before, map(usage, pids)):
         print(f"{name}: process {pid} was {old}, is {new}")
@@ -101,12 +103,14 @@ def train(
     return step, handle
 
 
-def sum_up(number: int) -> None:
+def sum_up(number: int, **options: Any) -> None:
     """A call of all_reduce: sizes, codecs and ways of waiting change with the number."""
     tensor = torch.zeros(SIZES[number % len(SIZES)])
     tensor[:: 1 + number % 40] = 1.0
     codec = "quant:bits=4" if number % 3 == 0 else "exact"
-    found = addend.torch.all_reduce(tensor, "mean", codec=codec, async_op=number % 4 == 0)
+    found = addend.torch.all_reduce(
+        tensor, "mean", codec=codec, async_op=number % 4 == 0, **options
+    )
     if number % 4 == 0:
         found.wait()
 
@@ -127,17 +131,47 @@ def soak(rank: int, world: int) -> None:
     check_flat("all_reduce", sum_up)
 
 
+def soak_slow(rank: int, world: int) -> None:
+    """Dense sums that the backend adds."""
+    step, handle = train(rank, Layers(), link=SLOW)
+
+    def encodes(number: int) -> bool:
+        before = handle.metrics()["time/encode_s"]
+        step(number)
+        return bool(handle.metrics()["time/encode_s"] > before)
+
+    # What is kept on this way grows by 2 MB in the first 2000 steps, and hardly more in 8000.
+    check_flat("dense over a slow link", step, warm_up=2000)
+    # One step in many is encoded, to look for zeros, and never two in a row by now.
+    first, second = encodes(0), encodes(1)
+    assert not (first and second)
+    assert handle.metrics()["mode/dense"] > STEPS
+    handle.close()
+
+
+def soak_adaptive(rank: int, world: int) -> None:
+    # How many windows there are by default depends on how long steps take.
+    for codec, least in (("adaptive", 1), ("adaptive:window=25,window_s=0", STEPS / 100)):
+        step, handle = train(rank, Both(), codec)
+        check_flat(codec, step)
+        assert handle.metrics()["adaptive/windows"] >= least
+        handle.close()
+
+
+@pytest.mark.parametrize("body", [soak, soak_slow, soak_adaptive])
 @pytest.mark.parametrize("world", [2, 4])
-def test_steps_leave_nothing_behind(world: int) -> None:
-    run_ranks(world, soak, timeout_s=300 + STEPS / 5)
+def test_steps_leave_nothing_behind(world: int, body: Callable[[int, int], None]) -> None:
+    run_ranks(world, body, timeout_s=300 + STEPS / 5)
 
 
 def soak_with_a_server(rank: int, world: int, pid: int, address: str, key: str) -> None:
     os.environ["ADDEND_KEY_FILE"] = key
     overrides = {"layers.*": "quant:bits=4,feedback=float", "table.*": "exact:mode=packed"}
     step, handle = train(rank, Both(), overrides=overrides, aggregator=address)
-    check_flat("training over a server", step, *([pid] if rank == 0 else []))
+    watched = [pid] if rank == 0 else []
+    check_flat("training over a server", step, *watched)
     handle.close()
+    check_flat("all_reduce over a server", partial(sum_up, aggregator=address), *watched)
 
 
 @pytest.mark.parametrize("world", [2, 4])
