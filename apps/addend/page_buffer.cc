@@ -25,8 +25,9 @@ Result<PageBuffer> PageBuffer::create(uint64_t bytes) {
   buffer.bytes_ = bytes;
   const uint64_t offset = reinterpret_cast<uintptr_t>(mapping) % kHugePage;
   buffer.data_ = static_cast<char*>(mapping) + (offset == 0 ? 0 : kHugePage - offset);
-  // Refused by kernels without huge pages; ordinary pages do as well then.
-  (void)madvise(buffer.data_, mapped - kHugePage, MADV_HUGEPAGE);
+  // Refused by kernels without huge pages; ordinary pages do as well then. Thousands of workers
+  // with a few bytes each have no room for one.
+  if (bytes >= kHugePage / 2) (void)madvise(buffer.data_, mapped - kHugePage, MADV_HUGEPAGE);
   return buffer;
 }
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tree of `addend serve` processes over loopback, hardened as they are elsewhere, and `addend
 perf` with all workers as threads. With --bars: 256 workers through 4 leaves against 64 workers on
-one server, on as many cores. With --workers: so many (2048, say) through 64 leaves, a small sum.
+one server, on as many cores. With --workers: so many (4096, say) through 64 leaves, a small sum.
 Usage: tree_test.py PATH_OF_ADDEND [--bars | --workers COUNT]
 """
 
@@ -81,19 +81,23 @@ class Tree:
         self.servers.append(server)
         return server
 
-    def perf(self, where: str, workers: int, size: int, steps: int) -> subprocess.Popen[str]:
+    def perf(
+        self, where: str, workers: int, size: int, steps: int, slots: int = 64
+    ) -> subprocess.Popen[str]:
         command = (
             f"{self.addend} perf --reducer service {where} --key {self.key} --workers {workers} "
-            f"-b {size} -e {size} -w 1 -n {steps} -c dense --values integers --slots 64 "
+            f"-b {size} -e {size} -w 1 -n {steps} -c dense --values integers --slots {slots} "
             "--threads 1 --json"
         )
         return subprocess.Popen(
             shlex.split(command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
-    def through_leaves(self, workers: int, size: int, steps: int) -> subprocess.Popen[str]:
+    def through_leaves(
+        self, workers: int, size: int, steps: int, slots: int = 64
+    ) -> subprocess.Popen[str]:
         names = ",".join(f"127.0.0.1:{leaf.port}" for leaf in self.leaves)
-        return self.perf(f"--leaves {names}", workers, size, steps)
+        return self.perf(f"--leaves {names}", workers, size, steps, slots)
 
     def close(self) -> None:
         for server in self.servers:
@@ -193,7 +197,7 @@ def try_many(addend: str, workers: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         tree = Tree(addend, Path(folder), MOST_LEAVES)
         try:
-            step = seconds(tree.through_leaves(workers, 256, 3))
+            step = seconds(tree.through_leaves(workers, 256, 3, slots=8))
         finally:
             tree.close()
     used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / (1 << 20)
