@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/quiet_thread.h"
 #include "reduce/host_memory.h"
 
 namespace addend {
@@ -27,7 +28,7 @@ class SpreadReducer final : public Reducer {
       parts_[i].reducer = std::move(parts[i].reducer);
     }
     for (Part& part : parts_)
-      part.thread = std::thread([this, &part] { serve(part); });
+      part.thread = quiet_thread("addend share", [this, &part] { serve(part); });
   }
   ~SpreadReducer() override {
     {

@@ -20,6 +20,7 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
+#include "base/quiet_thread.h"
 #include "net/socket.h"
 #include "net/tcp_listener.h"
 
@@ -66,7 +67,7 @@ Result<std::unique_ptr<Control>> Control::start(
   if (!tls) return tls.error();
   control->handshakes_.emplace(*std::move(tls), control->log_);
   control->publish();
-  control->thread_ = std::thread(&Control::run, control.get());
+  control->thread_ = quiet_thread("addend control", [it = control.get()] { it->run(); });
   return control;
 }
 

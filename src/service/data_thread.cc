@@ -4,8 +4,9 @@
 #include <chrono>
 
 #include <poll.h>
-#include <pthread.h>
 #include <sys/eventfd.h>
+
+#include "base/quiet_thread.h"
 
 namespace addend::service {
 namespace {
@@ -43,9 +44,8 @@ Result<std::unique_ptr<DataThread>> DataThread::start(const net::Address& addres
   if (!wake) return net::io_error("eventfd");
   std::unique_ptr<DataThread> thread(
       new DataThread(*std::move(socket), std::move(wake), std::move(on_ended)));
-  thread->thread_ = std::thread(&DataThread::run, thread.get());
-  pthread_setname_np(thread->thread_.native_handle(),
-                     ("addend data " + std::to_string(number)).c_str());
+  const std::string name = "addend data " + std::to_string(number);
+  thread->thread_ = quiet_thread(name.c_str(), [it = thread.get()] { it->run(); });
   return thread;
 }
 

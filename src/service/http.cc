@@ -9,6 +9,7 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
+#include "base/quiet_thread.h"
 #include "net/address.h"
 #include "net/tcp_listener.h"
 
@@ -82,7 +83,7 @@ Result<std::unique_ptr<Http>> Http::start(const std::string& address, uint16_t p
   http->listener_ = *std::move(listener);
   http->wake_ = net::Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!http->wake_) return net::io_error("eventfd");
-  http->thread_ = std::thread(&Http::run, http.get());
+  http->thread_ = quiet_thread("addend pages", [it = http.get()] { it->run(); });
   return http;
 }
 

@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 
+#include "base/quiet_thread.h"
 #include "reduce/service/session.h"
 
 namespace addend::service {
@@ -98,7 +99,8 @@ void Uplinks::join(uint32_t number, const std::string& name, const JobOptions& o
   const auto before = std::find_if(leaving_.rbegin(), leaving_.rend(),
                                    [&](const auto& other) { return other->name == name; });
   links_[number] = link;
-  link->thread = std::thread(
+  link->thread = quiet_thread(
+      "addend uplink",
       [this, number, link = link.get(), before = before == leaving_.rend() ? nullptr : *before,
        options,
        positions = std::move(positions)] { run(number, *link, before, options, positions); });
