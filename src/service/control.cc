@@ -292,12 +292,15 @@ void Control::drive_all(std::span<const pollfd> ready, Clock::time_point now) {
     Connection& connection = *connections_[i];
     // Cut since it was polled: its descriptor may be another's by now.
     if (!connection.open()) continue;
+    const bool idle = ready[i].revents == 0 && connection.drained() && !connection.has_more();
     bool alive = drive_ready(connection, ready[i].revents, now);
     if (alive && overdue(connection, now)) {
       if (!connection.closing()) ++status_.cut_off;
       alive = false;
     }
     if (!alive) close(connection);
+    // Beside its messages: what was sent, and its end.
+    if (!idle || !alive) shares_[connection.tenant()].charge(now, meter_.lap());
   }
 }
 

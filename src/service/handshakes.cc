@@ -113,16 +113,19 @@ std::vector<Peer> Handshakes::drive(std::span<const pollfd> ready, Clock::time_p
     Handshake& peer = *next++;
     Step step = now - peer.since > kPatience ? Step::kOver : Step::kWaits;
     if (step == Step::kOver) ++dropped_;
-    if (step == Step::kWaits && one.revents != 0 && free_at(peer.source) <= now) {
-      step = go_on(peer);
-      charge(peer.source, now, toll + meter.lap());
-    }
+    const bool called = step == Step::kWaits && one.revents != 0 && free_at(peer.source) <= now;
+    if (called) step = go_on(peer);
     if (step == Step::kDone) {
       std::string identity = peer.stream->peer();
       done.push_back({std::move(peer.socket), peer.address, peer.tls, *std::move(peer.stream),
                       std::move(identity)});
     }
-    if (step != Step::kWaits) peer.socket = net::Descriptor();
+    if (step != Step::kWaits) {
+      peer.stream.reset();
+      peer.socket = net::Descriptor();
+    }
+    if (called || step == Step::kOver)
+      charge(peer.source, now, (called ? toll : std::chrono::nanoseconds()) + meter.lap());
   }
   std::erase_if(pool_, [](const Handshake& peer) { return !peer.socket; });
   return done;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstring>
+#include <functional>
 #include <set>
 #include <string>
 #include <vector>
@@ -70,9 +71,11 @@ class FakeDataThreads final : public DataThreads {
   void end(uint32_t epoch, addend_notice, uint32_t worker) override {
     EXPECT_TRUE(live.count(epoch));
     ended.push_back(worker);
+    if (when_ended) when_ended();
   }
   void remove(uint32_t epoch) override { EXPECT_EQ(live.erase(epoch), 1u); }
   void expect(const std::shared_ptr<Probe>& probe) override { probes.push_back(probe); }
+  std::function<void()> when_ended;
   std::vector<std::shared_ptr<Probe>> probes;
   std::set<uint32_t> live;
   std::vector<uint32_t> left, ended, tables;
