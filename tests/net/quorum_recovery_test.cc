@@ -468,7 +468,7 @@ class Nonsense final : public Epochs {
   uint64_t folds_ = 0;
 };
 
-TEST(QuorumRecovery, NonsenseIsAMismatch) {
+TEST(QuorumRecovery, NonsenseIsUndecodable) {
   const std::vector<Nonsense::Said> cases[] = {
       {{1, 1, 7, 0}},                                 // sums of another length
       {{1, 3, 7, 0}},                                 // nothing that there is
@@ -483,7 +483,7 @@ TEST(QuorumRecovery, NonsenseIsAMismatch) {
     outcomes.begin_step();
     const Status status = outcomes.run(round, epochs, Deadline::max());
     ASSERT_FALSE(status);
-    EXPECT_EQ(status.error().code, Errc::kMismatch) << status.error().message;
+    EXPECT_EQ(status.error().code, Errc::kUndecodable) << status.error().message;
   }
 }
 

@@ -43,7 +43,7 @@ Error restarted() {
 }
 
 Error contradiction() {
-  return make_error(Errc::kMismatch,
+  return make_error(Errc::kUndecodable,
                     "workers differ in what an earlier round came to; all must join anew");
 }
 
