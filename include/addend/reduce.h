@@ -248,8 +248,10 @@ Result<std::unique_ptr<Reducer>> create_staged_reducer(std::unique_ptr<Reducer> 
 /// All workers of the one group are those of the other. What is left of the deadline is the
 /// fallback's, so a primary should give up earlier (ServiceReducerOptions::return_timeout). Keeps a
 /// copy of a round's planes and of its sums. `on_switch` is told why, once, from the thread that
-/// reduces. A primary that goes while workers are missing (a quorum) is kUnavailable. After its
-/// kMismatch all ask the fallback, too: planes are compared there before the first are summed.
+/// reduces. A primary that goes while workers are missing (a quorum) is kUnavailable. After a
+/// kMismatch of a primary without a quorum all ask the fallback, too: claims and planes are
+/// compared there before the first are summed. Any error of this reducer but kInvalidArgument and
+/// kChanged is for good.
 Result<std::unique_ptr<Reducer>> create_fallback_reducer(
     std::unique_ptr<Reducer> primary, std::unique_ptr<Reducer> fallback,
     std::function<void(const Error&)> on_switch = nullptr);

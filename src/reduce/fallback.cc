@@ -20,8 +20,11 @@ bool is_gone(Errc code) {
   return code == Errc::kUnavailable || code == Errc::kTimeout || code == Errc::kIo;
 }
 // Others may not have heard of a mismatch and find the primary gone: they would ask the fallback
-// in vain. So all do, and compare once more.
-bool ends_primary(Errc code) { return is_gone(code) || code == Errc::kMismatch; }
+// in vain. So all do, and compare once more. With a quorum it may be one of a worker that is
+// missing: the others go on, and do not ask.
+bool ends_primary(Errc code, uint32_t quorum) {
+  return is_gone(code) || (code == Errc::kMismatch && quorum == 0);
+}
 
 // A worker completes round k only if all have contributed to it, so all have completed k - 1: the
 // rounds that workers have completed differ by one at the most, unless they ended as kChanged.
@@ -59,12 +62,18 @@ class FallbackReducer final : public Reducer {
   Status reduce(Round& round, Deadline deadline) override {
     // Nothing is waited for in an empty round, so it tells nothing about where the others are.
     if (round.bytes() == 0) return {};
-    return reduce_by(round, deadline,
-                     [&](Reducer& reducer) { return reducer.reduce(round, deadline); });
+    return reduce_by(round, deadline, [&](Reducer& reducer) -> Status {
+      if (begins(reducer)) ADDEND_TRY(compare(shape_of(round), deadline));
+      return reducer.reduce(round, deadline);
+    });
   }
   Status reduce_step(std::span<const Claim> claims, Round& round, Deadline deadline) override {
-    return reduce_by(round, deadline, [&](Reducer& reducer) {
-      return reducer.reduce_step(claims, round, deadline);
+    return reduce_by(round, deadline, [&](Reducer& reducer) -> Status {
+      if (!begins(reducer)) return reducer.reduce_step(claims, round, deadline);
+      // First what has a name: a worker that cannot go on has other planes, too.
+      ADDEND_TRY(reducer.agree(claims, deadline));
+      ADDEND_TRY(compare(shape_of(round), deadline));
+      return round.size > 0 ? reducer.reduce(round, deadline) : Status();
     });
   }
 
@@ -139,8 +148,7 @@ class FallbackReducer final : public Reducer {
   Status reduce_by(Round& round, Deadline deadline, const Way& way) {
     ADDEND_TRY(check_host_memory(round));
     if (!broken_.empty()) return make_error(Errc::kUnavailable, broken_);
-    const Status status =
-        primary_ ? reduce_first(round, deadline, way) : reduce_after(round, deadline, way);
+    const Status status = primary_ ? reduce_first(round, deadline, way) : way(*fallback_);
     // Whoever fails does not know where the others are: a later round of theirs may look like ours.
     const bool lasting = !status && status.error().code != Errc::kChanged &&
                          status.error().code != Errc::kInvalidArgument;
@@ -151,7 +159,7 @@ class FallbackReducer final : public Reducer {
   Status reduce_first(Round& round, Deadline deadline, const Way& way) {
     ADDEND_TRY(contribution_.take(round, RoundCopy::Of::kContribution));
     const Status status = way(*primary_);
-    if (!status && ends_primary(status.error().code))
+    if (!status && ends_primary(status.error().code, primary_->quorum()))
       return switch_over(status.error(), round, deadline, way);
     const bool changed = !status && status.error().code == Errc::kChanged;
     if (status || changed) {
@@ -184,34 +192,34 @@ class FallbackReducer final : public Reducer {
   }
 
   Status finish(const Error& why, Round& round, Deadline deadline, const Way& way) {
-    constexpr uint32_t kPlaces = 32, kPartial = 32, kChanged = 33;
-    const auto bit = [](uint64_t n) { return uint64_t{1} << n; };
-    uint64_t said =
-        bit(completed_ % kPlaces) | uint64_t{partial_} << kPartial | uint64_t{changed_} << kChanged;
+    constexpr uint32_t kPlaces = 31, kChanged = kPlaces, kPartial = 2 * kPlaces;
+    const auto place = [](uint64_t rounds) { return uint64_t{1} << rounds % kPlaces; };
+    const uint64_t own = place(completed_);
+    uint64_t said = own | (changed_ ? own << kChanged : 0) | uint64_t{partial_} << kPartial;
     Round question;
     question.add({Op::kOrU64, 1, &said, nullptr, nullptr});
     ADDEND_TRY(fallback_->reduce(question, deadline));
-    if ((said & bit(kPartial)) != 0) {
+    if ((said >> kPartial) != 0) {
       return make_error(Errc::kUnavailable,
                         "the aggregator went while workers were missing: " + why.message);
     }
-    const uint64_t places = said & low_mask(kPlaces), own = bit(completed_ % kPlaces);
-    const bool ahead = places == (own | bit((completed_ + 1) % kPlaces));
-    const bool behind = places == (own | bit((completed_ + kPlaces - 1) % kPlaces));
+    const uint64_t places = said & low_mask(kPlaces), next = place(completed_ + 1);
+    const bool ahead = places == (own | next);
+    const bool behind = places == (own | place(completed_ + kPlaces - 1));
+    const uint64_t leading = ahead ? next : own;
     // There are no sums of a round that has to be repeated.
-    if (places != own && ((said & bit(kChanged)) != 0 || !(ahead || behind)))
+    if (places != own && ((said & leading << kChanged) != 0 || !(ahead || behind)))
       return make_error(Errc::kUnavailable, "workers are too far apart to go on: " + why.message);
     if (ahead) return take_sums(round, deadline);
     if (behind) ADDEND_TRY(share_sums(deadline));
     contribution_.give(round, RoundCopy::Of::kContribution);
-    return reduce_after(round, deadline, way);
+    return way(*fallback_);
   }
 
   // The first round that all begin on the fallback is perhaps why the primary is gone: there it was
   // compared, here a group may take what it is given.
-  Status reduce_after(Round& round, Deadline deadline, const Way& way) {
-    if (!std::exchange(compared_, true)) ADDEND_TRY(compare(shape_of(round), deadline));
-    return way(*fallback_);
+  bool begins(const Reducer& reducer) {
+    return &reducer == fallback_.get() && !std::exchange(compared_, true);
   }
   Status compare(uint64_t shape, Deadline deadline) {
     const Claim planes[] = {{"the planes of a round", shape}};

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <array>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -206,22 +207,29 @@ TEST(FallbackReducer, DoesNotGuessWhatASumWithoutSomeWorkersWouldHaveBeen) {
   });
 }
 
-// A server that restarts in the first round, which only some workers have heard of, and then goes.
-class RestartingReducer final : public Reducer {
+// A server that tells a worker that the first rounds came to these, 0 being sums (which are what it
+// brought), and then is gone.
+class ToldReducer final : public Reducer {
  public:
-  RestartingReducer(uint32_t worker, bool told) : worker_(worker), told_(told) {}
-  uint32_t world() const override { return kWorld; }
+  ToldReducer(std::array<uint32_t, 2> place, std::deque<int> told, uint32_t quorum = 0)
+      : worker_(place[0]), world_(place[1]), quorum_(quorum), told_(std::move(told)) {}
+  uint32_t world() const override { return world_; }
   uint32_t worker() const override { return worker_; }
+  uint32_t quorum() const override { return quorum_; }
 
   Status reduce(Round&, Deadline) override {
-    if (std::exchange(told_, false)) return make_error(Errc::kChanged, "the server restarted");
-    return make_error(Errc::kTimeout, "the server did not come back");
+    if (told_.empty()) return make_error(Errc::kTimeout, "the server did not come back");
+    const int code = told_.front();
+    told_.pop_front();
+    return code == 0 ? Status() : make_error(static_cast<Errc>(code), "the server said so");
   }
 
  private:
-  uint32_t worker_;
-  bool told_;
+  uint32_t worker_, world_, quorum_;
+  std::deque<int> told_;
 };
+
+constexpr int kChanged = static_cast<int>(Errc::kChanged);
 
 TEST(FallbackReducer, BeginsAStepAgainThatARestartEndedForAll) {
   for (uint64_t told = 0; told < 1u << kWorld; ++told) {
@@ -229,8 +237,10 @@ TEST(FallbackReducer, BeginsAStepAgainThatARestartEndedForAll) {
     auto secondary = create_local_group(kWorld);
     spawn_workers(kWorld, {}, [&](uint32_t w, Reducer&) {
       const bool heard = (told >> w & 1) != 0;
-      auto reducer = create_fallback_reducer(std::make_unique<RestartingReducer>(w, heard),
-                                             (*secondary)->reducer(w));
+      auto reducer = create_fallback_reducer(
+          std::make_unique<ToldReducer>(std::array{w, kWorld},
+                                        heard ? std::deque{kChanged} : std::deque<int>()),
+          (*secondary)->reducer(w));
       uint64_t lane = 0;
       Round round;
       round.add({Op::kOrU64, 1, &lane, nullptr, nullptr});
@@ -249,6 +259,67 @@ TEST(FallbackReducer, BeginsAStepAgainThatARestartEndedForAll) {
       EXPECT_EQ(lane, low_mask(kWorld));
     });
   }
+}
+
+// The server restarts in the first round, of which all have heard, and goes when it has told some
+// the sums of the second.
+TEST(FallbackReducer, SharesSumsWithThoseWhoseLastRoundHadToBeRepeated) {
+  for (uint64_t ahead = 0; ahead < 1u << kWorld; ++ahead) {
+    SCOPED_TRACE(ahead);
+    auto secondary = create_local_group(kWorld);
+    spawn_workers(kWorld, {}, [&](uint32_t w, Reducer&) {
+      const bool is_ahead = (ahead >> w & 1) != 0;
+      auto reducer = create_fallback_reducer(
+          std::make_unique<ToldReducer>(std::array{w, kWorld},
+                                        is_ahead ? std::deque{kChanged, 0} : std::deque{kChanged}),
+          (*secondary)->reducer(w));
+      uint64_t lane = 5;
+      Round round;
+      round.add({Op::kOrU64, 1, &lane, nullptr, nullptr});
+      EXPECT_EQ((*reducer)->reduce(round, far()).error().code, Errc::kChanged);
+      for (const uint64_t own : {uint64_t{5}, uint64_t{1} << w}) {
+        lane = own;
+        const Status status = (*reducer)->reduce(round, far());
+        ASSERT_TRUE(status) << status.error().message;
+        EXPECT_EQ(lane, own == 5 ? 5 : low_mask(kWorld));
+      }
+    });
+  }
+}
+
+// What went wrong there may have been so for long, or is this worker's alone.
+TEST(FallbackReducer, LeavesWhatDoesNotEndThePrimaryAsItIs) {
+  for (const auto& [code, quorum] : {std::pair(Errc::kUndecodable, 0), {Errc::kMismatch, 1}}) {
+    auto secondary = create_local_group(1);
+    auto reducer =
+        create_fallback_reducer(std::make_unique<ToldReducer>(
+                                    std::array{0u, 1u}, std::deque{static_cast<int>(code)}, quorum),
+                                (*secondary)->reducer(0));
+    uint64_t lane = 1;
+    Round round;
+    round.add({Op::kOrU64, 1, &lane, nullptr, nullptr});
+    EXPECT_EQ((*reducer)->reduce(round, far()).error().code, code);
+    EXPECT_EQ((*reducer)->reduce(round, far()).error().code, Errc::kUnavailable);
+  }
+}
+
+// Worker 2 cannot go on, and has no planes.
+TEST(FallbackReducer, NamesTheClaimThatDiffersBeforePlanesDo) {
+  auto secondary = create_local_group(kWorld);
+  spawn_workers(kWorld, {}, [&](uint32_t w, Reducer&) {
+    auto reducer = create_fallback_reducer(
+        std::make_unique<ToldReducer>(std::array{w, kWorld}, std::deque<int>()),
+        (*secondary)->reducer(w));
+    const Reducer::Claim claims[] = {{"the weather", w == 2 ? 8u : 7u}};
+    uint64_t lane = 1;
+    Round round;
+    if (w != 2) round.add({Op::kOrU64, 1, &lane, nullptr, nullptr});
+    const Status status = (*reducer)->reduce_step(claims, round, far());
+    ASSERT_FALSE(status);
+    EXPECT_EQ(status.error().code, Errc::kMismatch);
+    EXPECT_NE(status.error().message.find("the weather"), std::string::npos)
+        << status.error().message;
+  });
 }
 
 // A group that does not look at what it is given: planes of other workers may be shorter.
