@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The server's data plane and the driver's program, one job between them: whatever passes from one
 // to the other, together they are the state machine. Through the kernel's test run, so the program
-// is the one that would run in a driver; skipped, with the reason, where the kernel does not load
-// it.
+// is the one that would run in a driver; skipped, with the reason, where this process may not load
+// it or the kernel is too old.
 #include <deque>
 
 #include "gtest/gtest.h"
@@ -100,9 +100,24 @@ class SharedMachine {
 class Driver : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (!loaded_driver()) GTEST_SKIP() << loaded_driver().error().message;
+    if (loaded_driver()) return;
+    ASSERT_FALSE(must_load()) << loaded_driver().error().message;
+    GTEST_SKIP() << loaded_driver().error().message;
   }
 };
+
+TEST(Kernel, BeforeLinux515IsRefusedByName) {
+  for (const char* release : {"5.15.0", "5.15.0-105-generic", "5.16-rc1", "6.1.0-56-amd64", "10.0"})
+    EXPECT_TRUE(dataplane::check_kernel(release)) << release;
+  for (const char* release :
+       {"5.14.21", "5.10.0-46-amd64", "5.9", "4.19.0", "2.6.32", "", "unknown"}) {
+    const Status status = dataplane::check_kernel(release);
+    ASSERT_FALSE(status) << release;
+    EXPECT_EQ(status.error().code, Errc::kUnsupported);
+    EXPECT_EQ(status.error().message,
+              std::string("the XDP data plane needs Linux 5.15 or later, this is ") + release);
+  }
+}
 
 TEST_F(Driver, EveryAnswerIsTheReferences) {
   uint64_t taken = 0, complete = 0, partial = 0, answered = 0, stale = 0, late = 0, duplicate = 0;

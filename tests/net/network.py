@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -47,8 +48,24 @@ def why_not() -> str | None:
     return None
 
 
+def may_load_drivers() -> bool:
+    """Whether the kernel must take the XDP program from this process: it is recent enough, and the
+    process has CAP_NET_ADMIN, CAP_PERFMON and CAP_BPF, of this machine and not of a user namespace.
+    """
+    needed = 1 << 12 | 1 << 38 | 1 << 39
+    status = Path("/proc/self/status").read_text()
+    capabilities = int(status.split("CapEff:")[1].split()[0], 16)
+    users = Path("/proc/self/uid_map").read_text().split()
+    release = tuple(int(number) for number in re.findall(r"\d+", os.uname().release)[:2])
+    return (
+        capabilities & needed == needed and users == ["0", "0", "4294967295"] and release >= (5, 15)
+    )
+
+
 def why_no_driver(addend: str) -> str | None:
-    """Why the XDP program cannot be tested here, or None."""
+    """Why the XDP program cannot be tested here, or None. An error where it could be but does not
+    load.
+    """
     reason = why_not()
     if reason is not None:
         return reason
@@ -56,11 +73,12 @@ def why_no_driver(addend: str) -> str | None:
         key = make_key(addend, Path(folder) / "key")
         done = run(addend, "serve", "--key", key, "--port", 0, "--xdp", "lo", check=False)
     # Loopback has no driver that could run it, which is found out last.
-    return (
-        None
-        if "no native XDP" in done.stderr
-        else "the XDP program cannot be loaded: " + done.stderr.strip()
-    )
+    if "no native XDP" in done.stderr:
+        return None
+    reason = "the XDP program cannot be loaded: " + done.stderr.strip()
+    if may_load_drivers() and "no XDP data plane" not in done.stderr:
+        raise RuntimeError(reason)
+    return reason
 
 
 def start(

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <ctime>
+#include <fstream>
 #include <memory>
 #include <optional>
 #include <span>
@@ -14,7 +15,9 @@
 #include <vector>
 
 #include <linux/bpf.h>
+#include <linux/capability.h>
 #include <sys/syscall.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #include "dataplane/xdp/driver.h"
@@ -29,6 +32,24 @@ inline Result<std::shared_ptr<dataplane::Driver>>& loaded_driver() {
     return std::shared_ptr<dataplane::Driver>(*std::move(driver));
   }();
   return loaded;
+}
+
+/// Whether there is no excuse for a program that does not load: the build has one, the kernel is
+/// recent enough, and the process is root with all capabilities that it takes, of this machine and
+/// not of a user namespace.
+inline bool must_load() {
+  constexpr uint64_t kNeeded =
+      uint64_t{1} << CAP_NET_ADMIN | uint64_t{1} << CAP_PERFMON | uint64_t{1} << CAP_BPF;
+  uint64_t capabilities = 0, first_user = 0, outside = 1, users = 0;
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;) {
+    if (word == "CapEff:") status >> std::hex >> capabilities;
+  }
+  std::ifstream("/proc/self/uid_map") >> first_user >> outside >> users;
+  utsname name{};
+  uname(&name);
+  return dataplane::check_kernel(name.release) && geteuid() == 0 &&
+         (capabilities & kNeeded) == kNeeded && outside == 0 && users == 0xFFFFFFFF;
 }
 
 /// All workers are on one machine, at ports of their own; so is the server, on another.

@@ -27,16 +27,10 @@ struct CloseObject {
 };
 using Object = std::unique_ptr<bpf_object, CloseObject>;
 
-Status check_kernel() {
+std::string kernel_release() {
   utsname name{};
-  int major = 0, minor = 0;
   uname(&name);
-  if (std::sscanf(name.release, "%d.%d", &major, &minor) == 2 &&
-      std::pair(major, minor) >= std::pair(5, 15)) {
-    return {};
-  }
-  return make_error(Errc::kUnsupported, "the XDP data plane needs Linux 5.15 or later, this is " +
-                                            std::string(name.release));
+  return name.release;
 }
 
 Error load_error(int code) {
@@ -124,10 +118,20 @@ struct Driver::Loaded {
   }
 };
 
+Status check_kernel(const std::string& release) {
+  int major = 0, minor = 0;
+  if (std::sscanf(release.c_str(), "%d.%d", &major, &minor) == 2 &&
+      std::pair(major, minor) >= std::pair(5, 15)) {
+    return {};
+  }
+  return make_error(Errc::kUnsupported,
+                    "the XDP data plane needs Linux 5.15 or later, this is " + release);
+}
+
 Driver::~Driver() = default;
 
 Result<std::unique_ptr<Driver>> Driver::load(const std::string& interface) {
-  ADDEND_TRY(check_kernel());
+  ADDEND_TRY(check_kernel(kernel_release()));
   std::unique_ptr<Driver> driver(new Driver);
   driver->interface_ = interface;
   driver->loaded_ = std::make_unique<Loaded>();

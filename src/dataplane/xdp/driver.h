@@ -14,6 +14,10 @@
 
 namespace addend::dataplane {
 
+/// Whether Linux of this release, as `uname -r` says it, has what the program uses. kUnsupported if
+/// it is too old, with the release in the message, or if this build has no program.
+Status check_kernel(const std::string& release);
+
 /// When it goes, however the process ends, the program goes with it and the interface is as before.
 class Driver {
  public:

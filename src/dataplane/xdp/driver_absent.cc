@@ -8,10 +8,14 @@ struct Driver::Loaded {};
 
 Driver::~Driver() = default;
 
-Result<std::unique_ptr<Driver>> Driver::load(const std::string&) {
+Status check_kernel(const std::string&) {
   return make_error(Errc::kUnsupported,
                     "this build has no XDP data plane: it was made without clang or without libbpf "
                     "(Debian: clang-14, libbpf-dev)");
+}
+
+Result<std::unique_ptr<Driver>> Driver::load(const std::string&) {
+  return check_kernel("").error();
 }
 
 Status Driver::attach() { return make_error(Errc::kUnsupported, "no XDP data plane"); }
