@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The server's data plane and the driver's program, one job between them: whatever passes from one
-// to the other, together they are the state machine. Through the kernel's test run, so the program
-// is the one that would run in a driver; skipped, with the reason, where this process may not load
-// it or the kernel is too old.
+// The server's data plane and the driver's program, one job between them:
+// whatever passes from one to the other, together they are the state machine.
+// Through the kernel's test run, so the program is the one that would run in a
+// driver; skipped, with the reason, where this process may not load it or the
+// kernel is too old.
 #include <deque>
 
 #include "gtest/gtest.h"
@@ -259,18 +260,19 @@ struct Alone {
   static net::Address address(uint32_t worker) {
     return *net::resolve("10.0.0.1", static_cast<uint16_t>(7000 + worker));
   }
-  addend_xdp_slot& slot() {
-    const addend_xdp_job* job = driver->memory().jobs;
+  addend_xdp_job& shared() {
+    addend_xdp_job* job = driver->memory().jobs;
     while (job->epoch != options.epoch)
       ++job;
-    return driver->memory().slots[job->first];
+    return *job;
+  }
+  addend_xdp_slot& slot() { return driver->memory().slots[shared().first]; }
+  Datagram frame(uint32_t worker, uint32_t turn) const {
+    const Packet packet = small(options, worker, turn, Op::kSumI32);
+    return tagged_frame(packet.header, packet.payload, keys.workers[worker]);
   }
   DriverWire::Outcome::Kind send(uint32_t worker, uint32_t turn) {
-    const Packet packet = small(options, worker, turn, Op::kSumI32);
-    return wire
-        .send(static_cast<uint16_t>(7000 + worker),
-              tagged_frame(packet.header, packet.payload, keys.workers[worker]), 0)
-        .kind;
+    return wire.send(static_cast<uint16_t>(7000 + worker), frame(worker, turn), 0).kind;
   }
 
   aggregate::SlotsOptions options = two_workers();
@@ -310,13 +312,55 @@ TEST_F(Driver, AFrameThatWaitedForItsSlotIsNotFoldedIntoAnotherJobs) {
 TEST_F(Driver, ATurnIsNotClosedWhereAWorkerCannotBeReached) {
   Alone job(0);
   EXPECT_EQ(job.send(0, 0), Kind::kDropped);
-  addend_xdp_job* shared = job.driver->memory().jobs;
-  while (shared->epoch != job.options.epoch)
-    ++shared;
-  shared->paths = 0;  // as if worker 0 had come by another interface
+  job.shared().paths = 0;  // as if worker 0 had come by another interface
   EXPECT_EQ(job.send(1, 0), Kind::kPassed);
   EXPECT_EQ(job.send(0, 0), Kind::kDropped);  // a duplicate, which shows the way
   EXPECT_EQ(job.send(1, 0), Kind::kToAll);
+}
+
+TEST_F(Driver, AFrameOfAnotherBootOrOfAnEpochThatIsOverPasses) {
+  Alone job(0);
+  addend_xdp_job& shared = job.shared();
+  shared.boot ^= 1;
+  EXPECT_EQ(job.send(0, 0), Kind::kPassed);
+  shared.boot ^= 1;
+  shared.epoch ^= 1;  // as if another job had come to its place just now
+  EXPECT_EQ(job.send(0, 0), Kind::kPassed);
+  shared.epoch ^= 1;
+  EXPECT_EQ(job.send(0, 0), Kind::kDropped);
+  job.part.reset();
+  EXPECT_EQ(job.send(1, 0), Kind::kPassed);
+}
+
+TEST_F(Driver, OtherPacketsPass) {
+  Alone job(0);
+  const std::vector<uint8_t> plain = job.wire.wrap(7000, job.frame(0, 0));
+  const auto with = [&](std::size_t at, uint8_t byte) {
+    std::vector<uint8_t> packet = plain;
+    packet[at] = byte;
+    return packet;
+  };
+  std::vector<uint8_t> tagged = plain;
+  const uint8_t vlan[] = {0x81, 0, 0, 7};
+  tagged.insert(tagged.begin() + 12, std::begin(vlan), std::end(vlan));
+  const std::pair<const char*, std::vector<uint8_t>> others[] = {
+      {"VLAN", tagged},
+      {"ARP", with(13, 0x06)},
+      {"IP options", with(14, 0x46)},
+      {"the first fragment", with(20, 0x20)},
+      {"another fragment", with(21, 1)},
+      {"ICMP", with(23, 1)},
+      {"TCP", with(23, 6)},
+      {"another length", with(39, static_cast<uint8_t>(plain[39] + 1))},
+      {"another magic", with(42, 0)},
+      {"another version", with(43, 99)},
+      {"a result", with(44, ADDEND_FRAME_RESULT)},
+      {"half a header", {plain.begin(), plain.begin() + 40}},
+      {"no frame", job.wire.wrap(7000, Datagram(12, ADDEND_FRAME_MAGIC))}};
+  for (const auto& [name, packet] : others)
+    EXPECT_TRUE(job.wire.passes(packet)) << name;
+  EXPECT_EQ(job.part->counters().packets, 0u);
+  EXPECT_EQ(job.send(0, 0), Kind::kDropped);  // the plain one is taken
 }
 
 TEST_F(Driver, AWorkerGetsNoMoreThanItsRate) {

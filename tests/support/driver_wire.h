@@ -94,6 +94,13 @@ class DriverWire {
     return unwrap(port, packet, out);
   }
 
+  /// Whether a packet, with all its headers, passes as it is.
+  bool passes(const std::vector<uint8_t>& packet) const {
+    std::vector<uint8_t> out(4096);
+    uint32_t action = 0;
+    return test_run(packet, out, action, 1, nullptr) && action == XDP_PASS && out == packet;
+  }
+
   /// Nanoseconds a run, over `times` runs on the same packet; the last action. `program`: another
   /// one than the driver's, which calls it.
   double time_ns(uint16_t port, std::span<const uint8_t> frame, uint32_t times, uint32_t& action,
