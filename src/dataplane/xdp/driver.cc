@@ -34,10 +34,15 @@ std::string kernel_release() {
 }
 
 Error load_error(int code) {
-  if (code == EPERM || code == EACCES) {
+  if (code == EPERM) {
     return make_error(Errc::kUnavailable,
                       "the kernel does not let this process load XDP programs: run it as root, or "
                       "with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON");
+  }
+  if (code == EACCES) {
+    return make_error(Errc::kUnavailable,
+                      "the kernel's verifier refuses the XDP program: this process lacks "
+                      "CAP_PERFMON, or this kernel cannot see that the program is safe");
   }
   return make_error(Errc::kUnsupported,
                     "the kernel does not take the XDP program: " + std::string(strerror(code)));

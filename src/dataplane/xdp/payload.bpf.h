@@ -233,16 +233,16 @@ ALONE int fold_table(struct xdp_md* ctx, uint32_t at, addend_xdp_slot* slot,
   const uint64_t keep = (how & FIRST) ? 0 : ~0ull;
   const uint32_t width = (how & WIDE) ? 4 : 2; /* bytes of sums for each that comes in */
   uint32_t left = slot->banks[bank].length;
-  uint8_t* acc = (uint8_t*)slot->sums[bank];
+  /* Bytes of sums. Bounded by itself: Linux 6.1 does not see that `width` and WIDE go together. */
+  uint64_t done = 0;
   p += at;
   for (uint32_t i = 0; i < ADDEND_XDP_PAYLOAD_BYTES / 2 / INDICES && left >= INDICES; ++i) {
     FIX(end);
     FIX(p);
-    FIX(acc);
-    if (p + INDICES > end) return -1;
-    uint64_t* sums = (uint64_t*)acc;
+    FIX(done);
+    if (p + INDICES > end || done > sizeof(slot->sums[0]) - INDICES * 4) return -1;
+    uint64_t* sums = (uint64_t*)((uint8_t*)slot->sums[bank] + done);
     if (width == 4) {
-      if (i >= ADDEND_XDP_PAYLOAD_BYTES / 4 / INDICES) return -1;
 #pragma unroll
       for (int j = 0; j < INDICES; j += 2) {
         const uint64_t more = table->wide[p[j]] | (uint64_t)table->wide[p[j + 1]] << 32;
@@ -258,14 +258,15 @@ ALONE int fold_table(struct xdp_md* ctx, uint32_t at, addend_xdp_slot* slot,
       }
     }
     p += INDICES;
-    acc += INDICES * width;
+    done += INDICES * width;
     left -= INDICES;
   }
   for (uint32_t i = 0; i < INDICES && left > 0; ++i) {
     FIX(end);
     FIX(p);
-    FIX(acc);
-    if (p + 1 > end) return -1;
+    FIX(done);
+    if (p + 1 > end || done > sizeof(slot->sums[0]) - 4) return -1;
+    uint8_t* acc = (uint8_t*)slot->sums[bank] + done;
     if (width == 4) {
       uint32_t* sum = (uint32_t*)acc;
       *sum = (uint32_t)add_lanes(*sum & keep, table->wide[*p], TOPS_16);
@@ -274,7 +275,7 @@ ALONE int fold_table(struct xdp_md* ctx, uint32_t at, addend_xdp_slot* slot,
       *sum = (uint16_t)add_lanes(*sum & keep, table->narrow[*p], TOPS_8);
     }
     ++p;
-    acc += width;
+    done += width;
     --left;
   }
   return 0;
