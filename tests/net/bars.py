@@ -108,6 +108,14 @@ addend.torch.close_all()
 """
 
 
+def seconds_of(output: str, codecs: list[str]) -> dict[str, float]:
+    """What `addend perf --json` says of each codec; answers were checked."""
+    rows = json.loads(output)["results"]
+    assert [row["codec"] for row in rows] == codecs, rows
+    assert all(row["wrong"] == 0 for row in rows), rows
+    return {row["codec"]: float(row["time_us"]) / 1e6 for row in rows}
+
+
 class Bars:
     def __init__(self, addend: str, folder: Path, gbit: int = 1) -> None:
         """`gbit`: what `limit_link` allows."""
@@ -173,23 +181,23 @@ class Bars:
         """By codec. Density is that of the union: the workers' non-zeros are at the same places."""
 
         def command(worker: int) -> list[object]:
-            return [
-                self.addend,
-                "perf",
-                "--worker",
-                worker,
-                *reducer(worker),
-                *shlex.split(
-                    f"-b {size} -e {size} -w 1 -n 9 --density {density} --overlap full "
-                    f"--values integers --gbit {self.gbit} --piece {piece} --json"
-                ),
-                *(word for codec in codecs for word in ("-c", codec)),
-            ]
+            ours = self.perf_command(codecs, size, piece, density)
+            return [*ours, "--worker", worker, *reducer(worker)]
 
-        rows = json.loads(self.all_workers(command)[0])["results"]
-        assert [row["codec"] for row in rows] == codecs, rows
-        assert all(row["wrong"] == 0 for row in rows), rows
-        return {row["codec"]: float(row["time_us"]) / 1e6 for row in rows}
+        return seconds_of(self.all_workers(command)[0], codecs)
+
+    def perf_command(
+        self, codecs: list[str], size: int, piece: int, density: float
+    ) -> list[object]:
+        return [
+            self.addend,
+            "perf",
+            *shlex.split(
+                f"-b {size} -e {size} -w 1 -n 9 --density {density} --overlap full "
+                f"--values integers --gbit {self.gbit} --piece {piece} --json"
+            ),
+            *(word for codec in codecs for word in ("-c", codec)),
+        ]
 
     def service_seconds(
         self, codec: str, size: int = SIZE, piece: int = 0, server: str | None = None
@@ -214,6 +222,29 @@ class Bars:
         return self.perf_seconds(
             codecs, SIZE, piece, lambda worker: ["--reducer", "mesh", "--peers", peers], density
         )
+
+    def mpi_seconds(self, settings: str = "") -> float:
+        """Dense, by Open MPI, whose daemons are in the workers' namespaces: for them each is a
+        host of its own. Ranks share this machine's cores, which mpirun then cannot know."""
+        enter = self.folder / "enter"
+        inside = f'ip netns exec "{self.network.name}$host" unshare --uts sh -c'
+        enter.write_text(f'#!/bin/sh\nhost=$1\nshift\nexec {inside} "hostname $host; $*"\n')
+        enter.chmod(0o700)
+        hosts = ",".join(f"w{worker}" for worker in range(WORLD))
+        process = self.network.start(
+            self.network.server_space,
+            *shlex.split(f"mpirun --allow-run-as-root --bind-to none -H {hosts}"),
+            *shlex.split(f"--mca plm_rsh_agent {enter} --mca plm_rsh_no_tree_spawn 1"),
+            *shlex.split("--mca oob_tcp_if_include 10.77.0.0/16 --mca btl_tcp_if_include w"),
+            *shlex.split("--mca pml ob1 --mca btl tcp,self --mca mpi_yield_when_idle 1"),
+            *shlex.split(settings),
+            *self.perf_command(["dense"], SIZE, 0, DENSITY),
+            *("--reducer", "mpi"),
+        )
+        out, err = process.communicate(timeout=600)
+        if process.returncode != 0:
+            raise RuntimeError(out + err)
+        return seconds_of(out, ["dense"])["dense"]
 
     def script_seconds(self, python: str, text: str, *options: object) -> list[float]:
         script = self.folder / "script.py"
