@@ -89,7 +89,8 @@ class Controller:
             for c in candidates
         ]
         setup = _native.ControlSetup()
-        setup.size, setup.world, setup.options = ctypes.sizeof(setup), world, options.encode()
+        setup.size, setup.world = ctypes.sizeof(setup), world
+        setup.options = _without_selector(options)
         setup.latency_us, setup.gbit_per_s = latency_us, gbit_per_s
         setup.candidates = (_native.Candidate * len(native))(*native)
         setup.candidate_count, setup.bucket_count = len(native), len(buckets)
@@ -138,10 +139,16 @@ class Controller:
         return read_bytes(library.controller_trace, self._handle).decode()
 
 
+def _without_selector(options: str) -> bytes:
+    """`selector=` says what candidates to make, which a controller knows by number only."""
+    parts = (part for part in options.split(",") if not part.startswith("selector="))
+    return ",".join(parts).encode()
+
+
 def factors(options: str) -> list[float]:
     """Compression factors that "policy=gravac" with these options needs candidates for."""
-    count = ctypes.c_uint64()
-    check(library.control_factors(options.encode(), None, 0, ctypes.byref(count)))
+    count, text = ctypes.c_uint64(), _without_selector(options)
+    check(library.control_factors(text, None, 0, ctypes.byref(count)))
     found = (ctypes.c_double * count.value)()
-    check(library.control_factors(options.encode(), found, count.value, ctypes.byref(count)))
+    check(library.control_factors(text, found, count.value, ctypes.byref(count)))
     return list(found)

@@ -104,6 +104,7 @@ def test_what_is_wrong_is_said() -> None:
 
 def test_gravac_says_which_factors_it_needs() -> None:
     assert factors("policy=gravac") == [10, 20, 40, 160, 1000]
+    assert factors("policy=gravac,selector=redsync,most=20") == [10, 20]
     ladder = [Candidate("topk", BIASED, factor=f) for f in factors("")]
     Controller("policy=gravac", world=2, candidates=[CANDIDATES[0], *ladder], buckets=[(1, 4)])
 

@@ -37,7 +37,7 @@ from training import (  # noqa: E402
 import addend  # noqa: E402
 from addend.controller import BUCKET_SIGNALS, STEP_SIGNALS  # noqa: E402
 from addend.torch import Link, _look, attach  # noqa: E402
-from addend.torch._look import Look, candidates_for  # noqa: E402
+from addend.torch._look import SELECTORS, Look, candidates_for  # noqa: E402
 
 STEPS = 40
 SLOW, FAST = Link(50.0, 0.05), Link(50.0, 100.0)
@@ -110,12 +110,14 @@ def test_a_small_dense_model_stays_dense(world: int) -> None:
     run_ranks(world, train_dense)
 
 
-def train_policy(rank: int, world: int, policy: str) -> list[list[int]]:
+def train_policy(rank: int, world: int, policy: str, selector: str = "topk") -> list[list[int]]:
     plain = fit(Recommender, recommender_loss, None, steps=STEPS)
     options = f"policy={policy},window=10,least=10,most=40,epsilon=0.5"
+    if selector != "topk":  # which needs not be said
+        options += f",selector={selector}"
     made = trainer(Recommender, recommender_loss, "", attach=asked(options=options))
     made.run(0, STEPS)
-    assert "topk:density=" in made.handle.explain()
+    assert f", {selector}:density=" in made.handle.explain()
     # What is left out comes later, so it learns nearly as well.
     assert made.result().losses[-1] < 0.5 * (plain.losses[0] + plain.losses[-1])
     found = plans(made.handle)
@@ -123,8 +125,9 @@ def train_policy(rank: int, world: int, policy: str) -> list[list[int]]:
     return found
 
 
-def test_gravac_climbs_its_ladder_of_factors() -> None:
-    found = run_ranks(2, train_policy, "gravac")[0]
+@pytest.mark.parametrize("selector", SELECTORS)
+def test_gravac_climbs_its_ladder_of_factors(selector: str) -> None:
+    found = run_ranks(2, train_policy, "gravac", selector)[0]
     rungs = [plan[0] for plan in found]
     assert rungs[0] == 1, rungs  # after one dense step
     assert max(rungs) > 1, rungs
@@ -396,6 +399,11 @@ def refuse(rank: int, world: int) -> None:
         _Refusal({"codec": "adaptive:speed=9"}, "speed"),
         _Refusal({"codec": "adaptive", "overrides": {"*": "quant:feedback=float"}}, "adaptive"),
         _Refusal({"codec": "adaptive:policy=best"}, "gravac"),
+        _Refusal({"codec": "adaptive:policy=gravac,selector=dgc"}, "velocities"),
+        _Refusal({"codec": "adaptive:policy=gravac,selector=random"}, "tells nothing"),
+        _Refusal({"codec": "adaptive:policy=gravac,selector=leader"}, "another rank"),
+        _Refusal({"codec": "adaptive:policy=gravac,selector=best"}, "topk, threshold, redsync"),
+        _Refusal({"codec": "adaptive:selector=topk"}, "policy=gravac"),
     ):
         with pytest.raises(addend.Error, match=refusal.word):
             attach(model, **refusal.arguments)

@@ -33,7 +33,7 @@ from addend.report import from_record
 from addend.torch import _log
 from addend.torch._bucket import Plan
 from addend.torch._engine import Engine
-from addend.torch._look import Look, Looker, Shape, candidates_for, policy_of
+from addend.torch._look import Look, Looker, Shape, candidates_for, policy_of, selector_of
 from addend.torch._peers import Place
 
 _SIGNALS_PLACE = 1 << 20  # where others have the number of a bucket
@@ -84,6 +84,7 @@ class Adaptive:
         """`fixed`: plans follow from gradients alone, so times are not measured. `residual`: what
         a bucket still has to send; None: nothing. `tables`: ids of parameters that codecs which
         would fill their zeros leave to `exact`."""
+        selector_of(options)  # which says what is wrong with it
         self._policy = policy_of(options)
         if self._policy == "gravac" and "every=" not in options:
             options += f",every={_EVERY}"

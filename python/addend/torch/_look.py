@@ -11,7 +11,7 @@ from typing import Any, Callable, NamedTuple
 
 import torch
 
-from addend import Codec, Error, Unsupported
+from addend import Codec, Error, InvalidArgument, Unsupported
 from addend.controller import BIASED, LOSSLESS, UNBIASED, Candidate, factors
 from addend.reducer import alone
 from addend.torch import _log
@@ -28,8 +28,18 @@ _LARGEST_MATRIX = 1 << 20  # that a candidate for matrices is tried on
 _TRIES = 4
 
 
-def _topk(factor: float) -> Candidate:
-    return Candidate(f"topk:density={1 / factor:g}", BIASED, 2, factor, 1.0, 32.0)
+# Of policy=gravac and policy=accordion: those that send what is largest of what one rank has to
+# send. A gain says nothing of others.
+SELECTORS = ("topk", "threshold", "redsync")
+_REFUSED = {
+    "dgc": "selects of velocities, of which a gain of gradient and residual says nothing",
+    "random": "keeps 1 / factor of the energy of whatever there is, so its gain tells nothing",
+    "leader": "keeps what is large on another rank, so no rank knows its own gain before",
+}
+
+
+def _selecting(factor: float, selector: str = "topk") -> Candidate:
+    return Candidate(f"{selector}:density={1 / factor:g}", BIASED, 2, factor, 1.0, 32.0)
 
 
 _DENSE = Candidate("dense")
@@ -41,7 +51,7 @@ _CANDIDATES = (
     Candidate("quant", UNBIASED, 2, 1.0, 6.0),
     Candidate("cast:bf16", UNBIASED, 1, 1.0, 16.0),
     Candidate("lowrank:rank=4", BIASED, 2),
-    *map(_topk, (10, 20, 40)),
+    *map(_selecting, (10, 20, 40)),
 )
 
 
@@ -49,7 +59,8 @@ def candidates_for(options: str, world: int) -> tuple[Candidate, ...]:
     """Those that the policy goes through, as far as this library has them for so many ranks."""
     wanted = _CANDIDATES
     if policy_of(options) != "auto":
-        wanted = (_DENSE, *map(_topk, factors(options)))
+        selector = selector_of(options)
+        wanted = (_DENSE, *(_selecting(factor, selector) for factor in factors(options)))
     found = []
     for one in wanted:
         spec = tuned(one.spec)
@@ -74,9 +85,24 @@ def _check_residual(spec: str, world: int) -> None:
         codec.read_residual(residual.data_ptr())
 
 
+def _named(options: str) -> dict[str, str]:
+    return dict(part.partition("=")[::2] for part in options.split(","))
+
+
 def policy_of(options: str) -> str:
-    named = dict(part.partition("=")[::2] for part in options.split(","))
-    return named.get("policy", "auto")
+    return _named(options).get("policy", "auto")
+
+
+def selector_of(options: str) -> str:
+    """What selects, for the policies that go through factors. Raises what is wrong with it."""
+    selector = _named(options).get("selector")
+    if selector is not None and policy_of(options) == "auto":
+        raise InvalidArgument("selector= is for policy=gravac and policy=accordion")
+    if selector in _REFUSED:
+        raise Unsupported(f"selector={selector}: it {_REFUSED[selector]}")
+    if selector not in (None, *SELECTORS):
+        raise InvalidArgument(f"selector={selector} is not one of {', '.join(SELECTORS)}")
+    return selector or "topk"
 
 
 class Shape(NamedTuple):
@@ -97,7 +123,7 @@ class Shape(NamedTuple):
         return candidate.loss == UNBIASED or self.device == "cpu"
 
     def may_select(self) -> bool:
-        return self.may_have(_topk(10))
+        return self.may_have(_selecting(10))
 
 
 class Probe(NamedTuple):
