@@ -34,7 +34,7 @@ constexpr double kCareful = 0.999;       // floor while errors may do harm; cast
 constexpr double kSettled = 0.5;         // relative change of norms, squared
 constexpr uint64_t kLongestWarmUp = 10;  // windows
 constexpr double kRateChanged = 0.25;
-constexpr double kMoved = 0.1;  // of a density
+constexpr double kMoved = 0.1;  // of a density or a gain
 constexpr double kMispredicted = 0.2;
 constexpr double kProbing = 0.01;   // of the time
 constexpr double kMostCredit = 10;  // windows' worth of it
@@ -52,6 +52,7 @@ struct Past {
   uint64_t since = 0;  // window from which on it has its codec
   double ceiling = std::numeric_limits<double>::infinity();  // of the factor
   double density = 1;
+  double gain = 1;                     // phi of what it has, as it was when that was last decided
   std::vector<uint64_t> drops;         // windows at whose end phi was below the floor
   std::vector<uint64_t> barred_until;  // of each candidate
 };
@@ -257,11 +258,16 @@ class Auto final : public Controller {
       if (careful()) mine.why = rate_changed_ ? Reason::kRate : Reason::kWarmUp;
       if (dropped) mine.why = Reason::kFloor;
       const double density = seen.buckets[b].union_density;
-      const bool other = moved || std::fabs(density - past_[b].density) > kMoved * past_[b].density;
+      const bool other = moved || shifted(density, past_[b].density) ||
+                         shifted(costs_.phi(b, plan_[b]), past_[b].gain);
       if (!std::isnan(density)) past_[b].density = density;
       dwell(b, other || dropped || (provisional_ && !careful()), mine);
     }
     return all;
+  }
+
+  static bool shifted(double now, double before) {
+    return std::fabs(now - before) > kMoved * before;
   }
 
   bool forced_dense(const BucketSignals& seen, uint64_t b, Reason& why) const {
@@ -391,6 +397,7 @@ class Auto final : public Controller {
       if (why == Reason::kBest && !leave && target[b] != stay[b]) why = Reason::kKept;
       out.why.push_back(why);
       if (next[b] != plan_[b]) past_[b].since = window_;
+      past_[b].gain = costs_.phi(b, next[b]);
     }
     changed_at_ = next == plan_ ? changed_at_ : window_;
     const double predicted_s = step_s(next);

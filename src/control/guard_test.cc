@@ -167,6 +167,19 @@ TEST(Guard, ACodecStaysForThreeWindows) {
   EXPECT_EQ(run.go(1).plan, all(job, kQuant));
 }
 
+// It was chosen for what it loses.
+TEST(Guard, ACodecWhoseGainMovedByATenthNeedNotStay) {
+  SimulatedTraining job = slow_job("floor=fast");
+  gain_of_a_fast_cast(job, 1.5e-9);
+  ControlledRun run(job);
+  ASSERT_EQ(run.go(20).plan, all(job, kQuant));
+  job.seconds_per_element[kCast] = 0;
+  while (run.go(1).plan != all(job, kCast))
+    ASSERT_LT(run.next.window, 40u);
+  job.error[kCast] = 0.2;  // which the floor allows
+  EXPECT_EQ(run.go(1).plan, all(job, kQuant));
+}
+
 // What was the best of what loses nothing need not be kept when there is more to choose from.
 TEST(Guard, WhatWasChosenInTheWarmUpDoesNotDwell) {
   SimulatedTraining job = slow_job();
