@@ -116,11 +116,22 @@ def _plug_in(switch: str, worker: str, number: int, gbit: float) -> None:
     _run("ip", "-n", worker, "address", "add", f"{_address(number)}/16", "dev", CABLE)
     for interface in ("lo", CABLE):
         _run("ip", "-n", worker, "link", "set", interface, "up")
+    _shape(switch, worker, number, gbit)
+    _run("ip", "netns", "exec", worker, "true")  # some containers allow all but this
+
+
+def _shape(switch: str, worker: str, number: int, gbit: float) -> None:
     burst = max(64 * 1024, int(gbit * 1e9 / 8 * BURST_SECONDS))
     shape = ("root", "tbf", "rate", f"{gbit * 1e3:g}mbit", "burst", str(burst), "latency", QUEUE)
-    _run("tc", "-n", switch, "qdisc", "add", "dev", port, *shape)
-    _run("tc", "-n", worker, "qdisc", "add", "dev", CABLE, *shape)
-    _run("ip", "netns", "exec", worker, "true")  # some containers allow all but this
+    _run("tc", "-n", switch, "qdisc", "replace", "dev", f"port{number}", *shape)
+    _run("tc", "-n", worker, "qdisc", "replace", "dev", CABLE, *shape)
+
+
+def reshape(workers: Sequence[str], gbit: float) -> None:
+    """Gives the links of these namespaces another speed, while programs use them."""
+    switch = f"{workers[0].rpartition('-')[0]}-switch"
+    for number, worker in enumerate(workers):
+        _shape(switch, worker, number, gbit)
 
 
 def _run(*command: str) -> None:
