@@ -126,7 +126,7 @@ class Pipeline:
                     self._handle, submission, here, ctypes.byref(ended), ctypes.byref(native)
                 )
             )
-        except Error:
+        except Exception:  # it was not taken
             del self._flying[number]
             raise
         if not ended.value:

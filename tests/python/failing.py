@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import addend.torch
 from addend import Codec
 from addend.pipeline import Pipeline
+from addend.rows import RowCodec
 from addend.torch import _collectives
 
 DEADLINE_S = 3.0
@@ -113,7 +114,7 @@ def break_codecs(error: Exception) -> None:
     def breaking(*_args: Any, **_how: Any) -> NoReturn:
         raise error
 
-    Codec.__init__ = breaking  # type: ignore[method-assign]
+    Codec.__init__ = RowCodec.__init__ = breaking  # type: ignore[method-assign]
 
 
 def break_jobs(stage: str, number: int, error: Exception) -> None:

@@ -10,6 +10,7 @@ import re
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from failing import (
     DEADLINE_S,
     GRACE_S,
+    TwoBuckets,
     attach_two_buckets,
     await_news,
     break_codecs,
@@ -27,12 +29,19 @@ from failing import (
     whole_gradients,
 )
 from ranks import Ranks, notes, run_ranks
+from torch.nn.parallel import DistributedDataParallel
 
 import addend
 import addend.torch
 from addend.torch import _collectives
 from addend.torch._bucket import Plan
 from addend.torch._peers import Place
+
+
+def threads() -> list[str]:
+    """The library's own, by their names."""
+    names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    return [name for name in names if name.startswith("addend")]
 
 
 def attach_and_close(rank: int, world: int) -> None:
@@ -87,7 +96,7 @@ def test_a_rank_that_cannot_encode_tells_the_others_why(way: str, place: str) ->
 
 def meet_a_bug(rank: int, world: int, stage: str, error: Exception) -> list[str]:
     """An exception on one rank: its last bucket is not taken, or cannot be encoded or decoded; or
-    there is no memory for the codecs of new buckets."""
+    there is no memory for the codecs of new buckets. What it had it gives back all the same."""
     model, handle = attach_two_buckets()
     for _ in range(2):
         one_step(model)
@@ -103,6 +112,9 @@ def meet_a_bug(rank: int, world: int, stage: str, error: Exception) -> list[str]
         await_news(handle)
     said = fail_at(lambda: one_step(model))[0]
     assert whole_gradients(model)
+    assert threads()
+    handle.close()
+    assert not threads()
     return [said, str(handle.failure)]
 
 
@@ -121,6 +133,57 @@ def test_a_bug_on_one_rank_is_not_blamed_on_the_others(stage: str, error: Except
         assert "late" not in failure
     assert ("(every rank answers)" in everyone[1][1]) == (error is BUG)
     assert "rank 1 gave up" in everyone[0][1]
+
+
+def fail_before_a_sum(rank: int, world: int, sparse: bool) -> str:
+    """Rank 1 has no memory for the codecs of a tensor that is new."""
+    for _ in range(2):
+        addend.torch.all_reduce(torch.ones(1000), deadline=60.0)
+    dist.barrier()
+    if rank == 1:
+        break_codecs(addend.OutOfMemory("no room for 7 apples"))
+    tensor = torch.eye(100).to_sparse() if sparse else torch.ones(2000)
+    return fail_at(lambda: addend.torch.all_reduce(tensor))[0]
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_rank_without_memory_for_codecs_tells_the_others(sparse: bool) -> None:
+    errors = run_ranks(2, fail_before_a_sum, sparse)
+    assert "OutOfMemory: rank 1 of 2, step 3, bucket 0" in errors[1]
+    assert "rank 1 gave up: rank 1 of 2, step 3, bucket 0" in errors[0]
+    assert all("no room for 7 apples" in error for error in errors)
+
+
+class Scaler:
+    """What rank 1 cannot ask for in the third step."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.asked = rank, 0
+
+    def is_enabled(self) -> bool:
+        return True
+
+    def get_scale(self) -> float:
+        self.asked += 1
+        if self.rank == 1 and self.asked == 3:
+            raise IndexError("off by one")
+        return 1.0
+
+
+def begin_no_step(rank: int, world: int) -> str:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(TwoBuckets(), bucket_cap_mb=1)
+    addend.torch.attach(model, deadline=60.0, scaler=Scaler(rank))
+    for _ in range(2):
+        one_step(model)
+    return fail_at(lambda: one_step(model))[0]
+
+
+def test_a_rank_that_cannot_begin_a_step_tells_the_others() -> None:
+    errors = run_ranks(2, begin_no_step)
+    assert "rank 1 of 2, step 2, bucket 0" in errors[1]
+    assert "rank 1 gave up: rank 1 of 2, step 2, bucket 0" in errors[0]
+    assert all("off by one" in error for error in errors)
 
 
 def wait_for_the_late(rank: int, world: int, left: bool) -> list[str]:

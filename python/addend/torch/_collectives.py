@@ -360,7 +360,10 @@ def all_reduce(
         first = context.first if context is not None else _First(fixed, server, threads)
         first.check(tensor, call.spec)
         context = _context(group, deadline, tensor.device, first)
-        known = context.recall(name, kind) or context.learn(name, kind, tensor, call)
+        known = context.recall(name, kind)
+        if known is None:
+            with context.engine.telling(Place(context.calls + 1)):
+                known = context.learn(name, kind, tensor, call)
     context.calls += 1
     with profiler_range("addend::all_reduce"):
         return _sum(context, tensor, known, async_op)
@@ -368,20 +371,21 @@ def all_reduce(
 
 def _sum(context: _Context, tensor: torch.Tensor, known: _Dense | _Sparse, async_op: bool) -> Any:
     place, pending = Place(context.calls), Pending(tensor)
-    if isinstance(known, _Sparse):
-        known.sums.run(
-            place,
-            tensor.detach(),
-            known.call.scale,
-            context.meter,
-            pending.replace,
-            pending.failed,
-            here=not async_op,
-        )
-    elif known.codecs is None:
-        _sum_plain(context, tensor, known, place, pending, here=not async_op)
-    else:
-        _sum_dense(context, tensor, known, place, pending, here=not async_op)
+    with context.engine.telling(place):
+        if isinstance(known, _Sparse):
+            known.sums.run(
+                place,
+                tensor.detach(),
+                known.call.scale,
+                context.meter,
+                pending.replace,
+                pending.failed,
+                here=not async_op,
+            )
+        elif known.codecs is None:
+            _sum_plain(context, tensor, known, place, pending, here=not async_op)
+        else:
+            _sum_dense(context, tensor, known, place, pending, here=not async_op)
     if async_op:
         return pending
     try:

@@ -31,7 +31,7 @@ from typing import Any, Callable, NamedTuple
 import torch
 import torch.distributed as dist
 
-from addend import Codec, Error, Mismatch, Timeout, Unavailable, Unsupported
+from addend import Codec, Error, InvalidArgument, Mismatch, Timeout, Unavailable, Unsupported
 from addend.pipeline import Claim, Outcome, Part, Pipeline
 from addend.reducer import Link, Reducer
 from addend.torch import _group, _log
@@ -215,7 +215,7 @@ class Engine:
                 self._places.append(place)
             try:
                 outcome = pipeline.run(parts, claims, ended, here=here, ready=ready, **how)
-            except Error as error:
+            except Exception as error:  # it was not taken
                 with self._idle:
                     self._places.pop()
                 if self._stop is not None:
@@ -226,6 +226,22 @@ class Engine:
                 raise
             if outcome is not None:  # before the codec has another bucket
                 ended(outcome)
+
+    @contextlib.contextmanager
+    def telling(self, place: Place) -> Iterator[None]:
+        """Of what fails inside, on this rank alone, the others are told: they would wait for it."""
+        self.check_open()
+        try:
+            yield
+        except (InvalidArgument, Unsupported):  # follows from what all have, so all of them say it
+            raise
+        except Exception as error:  # no memory, say
+            if self._stop is not None:
+                raise
+            failure = self.fail(error, place)
+            if failure is error:
+                raise
+            raise failure from error
 
     def agree(
         self,

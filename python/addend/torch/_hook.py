@@ -128,27 +128,21 @@ class Handle:
         bucket: dist.GradBucket,  # type: ignore[name-defined]
     ) -> torch.futures.Future[torch.Tensor]:
         begin = time.perf_counter()
-        self._engine.check_open()
         index = bucket.index()
         first = index <= self._last_index or self._buckets.step < 0
         if first:
-            self._begin_step()
-        self._last_index = index
-        self._last_submitted = begin
+            self._buckets.step += 1
         place = Place(self._buckets.step, index)
-        with self._counting:
-            self._unfinished += 1
-            self._all_submitted = bucket.is_last()
-        try:
-            self._watch_launches(first)
+        with self._engine.telling(place):
+            if first:
+                self._begin_step()
+            self._last_index = index
+            self._last_submitted = begin
+            with self._counting:
+                self._unfinished += 1
+                self._all_submitted = bucket.is_last()
+            self._watch_launches(place, first)
             promised = self._send(place, bucket)
-        except InvalidArgument:  # of what all ranks were given, so all of them say it
-            raise
-        except Exception as error:  # no memory, say: the others are not to wait for this rank
-            failure = self._engine.fail(error, place)
-            if failure is error:
-                raise
-            raise failure from error
         self._meter.count("hook_calls")
         self._meter.count("time/hook_s", time.perf_counter() - begin)
         return promised
@@ -168,14 +162,17 @@ class Handle:
             return self._leave(place, known, buffer)
         return self._encode(place, known, buffer, bucket.parameters)
 
-    def _watch_launches(self, first: bool) -> None:
+    def _watch_launches(self, place: Place, first: bool) -> None:
         launches = self._engine.launches
         if launches is None:
             return
         if first:
             launches.begin()
-        else:
+            return
+        try:
             launches.check()
+        except addend.Unsupported as error:
+            raise self._engine.fail(error, place) from None
 
     def _promise(
         self, buffer: torch.Tensor
@@ -351,7 +348,6 @@ class Handle:
         return promised
 
     def _begin_step(self) -> None:
-        self._buckets.step += 1
         with self._counting:
             self._unfinished = 0  # a step that failed leaves some behind
         self._follow_scaler()
