@@ -320,7 +320,7 @@ class AbuseTest(unittest.TestCase):
 
     def test_no_stranger_and_no_tenant_takes_more_than_its_share_of_a_core(self) -> None:
         # A sixteenth for the address, another for the tenant, and what nobody pays for: less than
-        # 0.12 where it was measured, on a busy machine. Without shares it is 0.27 and more; of
+        # 0.12 where it was measured, on a busy machine. Without shares it is 0.22 and more; of
         # answers that are not read, if that did not stop questions either, 0.31 and more.
         for how in ("idle", "positions", "silent", "knock", "pages", "join", "rejoin"):
             self.check_share(how)
