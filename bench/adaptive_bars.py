@@ -94,7 +94,7 @@ def train_on(options: argparse.Namespace) -> list[dict[str, Any]]:
     """A rank's part: what the plan was at each speed, and what steps took with it."""
     torch.set_num_threads(1)
     rank, world = options.rank, len(options.namespaces)
-    rendezvous = f"file://{options.folder}/rendezvous-{'-'.join(map(str, options.speeds))}"
+    rendezvous = f"file://{options.folder}/rendezvous-{options.models[0]}-{options.run}"
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=world)
     model = MODELS[options.models[0]]
     torch.manual_seed(1)
@@ -135,12 +135,13 @@ def train_on(options: argparse.Namespace) -> list[dict[str, Any]]:
 def reshaped(model: str, options: argparse.Namespace, folder: Path) -> bool:
     MODELS[model].prepare(folder, 1)
 
-    def run(speeds: list[float]) -> list[dict[str, Any]]:
+    def run(number: int, speeds: list[float]) -> list[dict[str, Any]]:
         with open_network(options.workers, speeds[0]) as network:
             if network.gbit is None:
                 sys.exit(f"links are not shaped: {network.note}")
             command = [sys.executable, __file__, "--models", model, "--folder", str(folder)]
-            command += ["--floor", options.floor, "--speeds", *map(str, speeds), "--namespaces"]
+            command += ["--run", str(number), "--floor", options.floor]
+            command += ["--speeds", *map(str, speeds), "--namespaces"]
             command += [place.prefix[-1] for place in network.places]
             text = run_ranks(network, command)
         if text is None:
@@ -148,9 +149,10 @@ def reshaped(model: str, options: argparse.Namespace, folder: Path) -> bool:
         said: list[dict[str, Any]] = json.loads(text)
         return said
 
-    fresh = {gbit: run([gbit])[0] for gbit in dict.fromkeys(options.speeds)}
+    speeds = dict.fromkeys(options.speeds)
+    fresh = {gbit: run(number, [gbit])[0] for number, gbit in enumerate(speeds)}
     held = True
-    for one in run(options.speeds):
+    for one in run(len(fresh), options.speeds):
         other = fresh[one["gbit"]]
         ratio = one["step_s"] / other["step_s"]
         good = one["codec"] == other["codec"] or ratio <= OF_FRESH
@@ -177,6 +179,7 @@ def main() -> int:
     # Of a rank, which --speeds starts.
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
+    parser.add_argument("--run", type=int, help=argparse.SUPPRESS)  # by which its ranks meet
     parser.add_argument("--namespaces", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank is not None:
