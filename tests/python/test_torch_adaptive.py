@@ -383,6 +383,24 @@ def test_gains_of_all_densities_are_known_without_a_probe(fed: bool) -> None:
     assert alone.probes == {}
 
 
+def test_gains_count_tables_as_kept() -> None:
+    """10 twos and 90 zeros of a layer, which also owes 20, and 100 ones of a table."""
+    layer, table = nn.Parameter(torch.zeros(100)), nn.Parameter(torch.zeros(100))
+    bucket = torch.cat([torch.tensor([2.0] * 10 + [0.0] * 90), torch.ones(100)])
+    owed = torch.zeros(200)
+    owed[99] = 20.0
+    candidates = candidates_for("policy=gravac,least=10,most=20", 2)
+    looker = _look.Looker(candidates, 0, {0: owed}.get, {id(table)}, fed=True)
+    look = looker.look(0, bucket, [layer, table], [])
+    of_tables = looker.look(1, torch.ones(100), [table], [])
+    looker.close()
+    assert look.whole_energy == 540.0
+    gains = {candidates[number].factor: gain for number, gain in look.gains.items()}
+    # The table's 100, the layer's largest, and 9 or 4 of its twos.
+    assert gains == pytest.approx({10: (100 + 400 + 36) / 540, 20: (100 + 400 + 16) / 540})
+    assert set(of_tables.gains.values()) == {1.0}
+
+
 # ---- what is refused
 
 

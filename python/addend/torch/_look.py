@@ -223,10 +223,9 @@ class Looker:
         finite = bool(torch.isfinite(sample).all())
         kept = self._residual(index) if self._fed else None
         whole = sample if kept is None else sample + kept[::stride]
-        energies = whole.abs().sort(descending=True).values.double().square().cumsum(0)
         scale = flat.numel() / max(1, sample.numel())
-        gains, all_of_it = self._gains(energies), float(energies[-1:].sum()) * scale
-        seen = Look(sample, scale, not finite, {}, gains, all_of_it, mask)
+        energy = float(whole.double().square().sum()) * scale
+        seen = Look(sample, scale, not finite, {}, self._gains(whole, mask), energy, mask)
         for number in asked:
             candidate = self._candidates[number]
             found = None
@@ -269,16 +268,23 @@ class Looker:
         kept = self._residual(index)
         return float(kept.double().norm()) / norm if kept is not None and norm > 0 else 0.0
 
-    def _gains(self, energies: torch.Tensor) -> dict[int, float]:
-        """The share that each candidate's part of the largest elements has of the energy: of every
-        density, by one sort. `energies`: of the first, the two first, and so on."""
-        if not energies.numel() or not energies[-1] > 0:
+    def _gains(self, whole: torch.Tensor, tables: torch.Tensor | None) -> dict[int, float]:
+        """The share of the energy that each candidate keeps, by its part of the largest elements:
+        of every density, by one sort. Tables are no part of that: `exact` keeps all of them."""
+        rest = whole if tables is None else whole[~tables]
+        by_exact = 0.0 if tables is None else float(whole[tables].double().square().sum())
+        largest = rest.abs().sort(descending=True).values.double().square()
+        # With none of them, the largest, the two largest, and so on.
+        energies = torch.cat([largest.new_zeros(1), largest]).cumsum(0) + by_exact
+        if not energies[-1] > 0:
             return {}
-        return {
-            number: float(energies[max(1, round(energies.numel() / one.factor)) - 1] / energies[-1])
-            for number, one in enumerate(self._candidates)
-            if one.factor > 1
-        }
+
+        def share(factor: float) -> float:
+            sent = min(rest.numel(), max(1, round(rest.numel() / factor)))
+            return float(energies[sent] / energies[-1])
+
+        numbered = enumerate(self._candidates)
+        return {number: share(one.factor) for number, one in numbered if one.factor > 1}
 
     def _probe(
         self,
