@@ -290,8 +290,8 @@ struct Job {
     const uint64_t before = part->counters().counters.folded;
     for (int row = 0; row < kRows && least > 0; ++row)
       least = std::min(least, DriverWire::live_ns(packet, kTimes, again.program()));
-    good = good &&
-           (least < 0 || part->counters().counters.folded == before + uint64_t{kRows} * kTimes);
+    if (least < 0) return least;  // worker 1 was not there, so this turn does not end
+    good = good && part->counters().counters.folded == before + uint64_t{kRows} * kTimes;
     for (uint32_t w = 2; w < kWorld && contributors == 1; ++w)
       run(w, zeros(w, again_turn), w + 1 == kWorld ? XDP_REDIRECT : XDP_DROP);
     for (uint32_t w = 0; w < kWorld; ++w)
