@@ -12,10 +12,12 @@
 // Exit code 1 if a bar does not hold; 0, with the reason, where this process may not load the
 // program or the kernel is too old.
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include <linux/bpf.h>
@@ -36,6 +38,7 @@ using namespace addend::testing_support;  // NOLINT(google-build-using-namespace
 constexpr uint32_t kWorld = 4, kSlots = 512, kTurns = 20;
 constexpr int kRows = 400;  // short ones: some of them nobody disturbs
 constexpr uint32_t kTimes = 1000;
+constexpr double kShare = 0.99;  // of results that arrive: a veth drops what it has no room for
 constexpr uint32_t kPayload = ADDEND_FRAME_PAYLOAD_BYTES;
 constexpr std::ptrdiff_t kHeaders = 42 + ADDEND_FRAME_HEADER_BYTES;  // from Ethernet on
 
@@ -196,6 +199,13 @@ class Sink {
     link_ = net::Descriptor(bpf(BPF_LINK_CREATE, attr));
   }
   bool works() const { return static_cast<bool>(link_); }
+  /// Since there were `before`: the far end takes in what it has, which a second is ample for.
+  uint64_t arrived(uint64_t before, uint64_t wanted) const {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+    while (count() - before < wanted && std::chrono::steady_clock::now() < end)
+      std::this_thread::yield();
+    return count() - before;
+  }
   uint64_t count() const {
     const uint32_t zero = 0;
     uint64_t value = 0;
@@ -329,14 +339,15 @@ bool live_row(Job& job, const Sink& sink, int program, uint32_t slot) {
   }
   const uint64_t before = sink.count();
   const double last = job.live(program, slot, low_mask(kWorld) & ~uint64_t{2});
-  const uint64_t copies = uint64_t{kRows} * kTimes * kWorld, arrived = sink.count() - before;
+  const uint64_t copies = uint64_t{kRows} * kTimes * kWorld;
+  const double share =
+      static_cast<double>(sink.arrived(before, copies)) / static_cast<double>(copies);
   const double mean = ((kWorld - 1) * folded + last) / kWorld;
   std::printf(
       "live packets, or_u64: %.0f folded, %.0f the last of a turn with a result to each of "
       "%u; %.0f a packet, %.2f M packets a core and second; %.1f%% of results arrived\n",
-      folded, last, kWorld, mean, 1e3 / mean,
-      100 * static_cast<double>(arrived) / static_cast<double>(copies));
-  return arrived == copies;
+      folded, last, kWorld, mean, 1e3 / mean, 100 * share);
+  return share >= kShare;
 }
 
 }  // namespace
