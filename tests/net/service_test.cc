@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <latch>
 #include <thread>
 
@@ -254,10 +255,15 @@ TEST_P(ServiceTest, WaitingForOthersToComeBackCanBeInterrupted) {
         if (reducer.worker() == 1) return failed.arrive_and_wait();
         servers.back().reset();
         servers.back() = start_server(ports_.back(), 1);
+        std::promise<void> returned;
+        const std::future<void> ended = returned.get_future();
         std::thread interrupter([&] {
+          constexpr std::chrono::milliseconds kPause{10};
           ServiceAccess access = options_for(0, 2).access;
           access.aggregator = name_of(ports_.size() - 1);
-          for (bool waits = false; !waits;) {
+          // Each question is a connection, so they come one by one, until reduce() has returned.
+          bool waits = false;
+          while (!waits && ended.wait_for(kPause) == std::future_status::timeout) {
             const auto jobs = list_jobs(access);
             waits = jobs && !jobs->empty() && jobs->front().joined == 1;
           }
@@ -267,6 +273,7 @@ TEST_P(ServiceTest, WaitingForOthersToComeBackCanBeInterrupted) {
         Round round;
         round.add({Op::kSumI32, lanes.size(), lanes.data(), nullptr, nullptr});
         const Status status = reducer.reduce(round, far());
+        returned.set_value();
         interrupter.join();
         failed.arrive_and_wait();
         ASSERT_FALSE(status);
