@@ -9,15 +9,28 @@
 
 namespace addend {
 
+/// While one is there, its thread takes no signals, and those that it starts never do.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
 /// A thread that takes no signals: those are for the application's threads. `name`, of at most 15
-/// characters, is what the system's tools show.
+/// characters, is what the system's tools show. Throws what std::thread throws.
 template <typename Body>
 std::thread quiet_thread(const char* name, Body body) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const SignalsBlocked meanwhile;
   std::thread made(std::move(body));
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   pthread_setname_np(made.native_handle(), name);
   return made;
 }

@@ -2,12 +2,16 @@
 #include "addend/threads.h"
 
 #include <atomic>
+#include <cerrno>
+#include <csignal>
 #include <cstdint>
+#include <system_error>
 #include <thread>
 #include <vector>
 
 #include "base/chunks.h"
 #include "base/float_environment.h"
+#include "base/quiet_thread.h"
 #include "gtest/gtest.h"
 
 namespace addend {
@@ -129,6 +133,22 @@ TEST(ThreadPool, ADefaultIsAShareOfTheCoresAndAtMostFour) {
   EXPECT_EQ(default_threads(cores), 1u);
   EXPECT_EQ(default_threads(2 * cores), 1u);
   EXPECT_EQ(default_threads(0), default_threads(1));
+}
+
+// As where the system has no thread to give.
+struct CannotStart {
+  CannotStart() = default;
+  CannotStart(CannotStart&&) { throw std::system_error(EAGAIN, std::generic_category()); }
+  void operator()() const {}
+};
+
+TEST(QuietThread, OneThatDoesNotStartLeavesItsMakersSignals) {
+  sigset_t none, before, after;
+  sigemptyset(&none);
+  pthread_sigmask(SIG_SETMASK, &none, &before);
+  EXPECT_THROW(quiet_thread("addend test", CannotStart()), std::system_error);
+  pthread_sigmask(SIG_SETMASK, &before, &after);
+  EXPECT_EQ(sigismember(&after, SIGINT), 0);
 }
 
 }  // namespace
