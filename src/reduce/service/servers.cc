@@ -10,6 +10,7 @@
 
 #ifdef ADDEND_HAVE_SERVICE
 
+#include "base/quiet_thread.h"
 #include "reduce/service/service.h"
 #include "reduce/spread.h"
 
@@ -63,11 +64,11 @@ Result<std::unique_ptr<Reducer>> join_all(const ServiceReducerOptions& options,
   // At once, so that workers that list them in another order do not wait for each other in vain.
   for (std::size_t i = 0; i < servers.size(); ++i) {
     parts[i].name = "aggregator " + servers[i];
-    threads.emplace_back([&, i] {
+    threads.push_back(quiet_thread("addend join", [&, i] {
       ServiceReducerOptions one = options;
       one.access.aggregator = servers[i];
       joined[i] = join_one(one, i, servers.size(), parts[i]);
-    });
+    }));
   }
   for (std::thread& thread : threads)
     thread.join();
