@@ -66,14 +66,17 @@ class DataPlaneTest : public ::testing::Test {
     plane_.add(job_, *aggregate::Slots::create(options));
   }
 
-  std::vector<uint8_t> frame(const Packet& packet) {
+  static std::vector<uint8_t> frame(const Packet& packet, const auth::FrameKey& key) {
     addend_frame_header wire = packet.header;
     addend_frame_swap(&wire);
-    wire.tag = addend_be64(job_->worker_keys[packet.header.worker].tag(wire, packet.payload));
+    wire.tag = addend_be64(key.tag(wire, packet.payload));
     std::vector<uint8_t> bytes(packet.bytes());
     std::memcpy(bytes.data(), &wire, sizeof(wire));
     std::memcpy(bytes.data() + sizeof(wire), packet.payload.data(), packet.payload.size());
     return bytes;
+  }
+  std::vector<uint8_t> frame(const Packet& packet) {
+    return frame(packet, job_->worker_keys[packet.header.worker]);
   }
   std::vector<uint8_t> frame(uint32_t worker, uint32_t slot, uint32_t turn, uint8_t value) {
     return frame(contribution(job_->slots, worker, slot, turn, Op::kSumI32, {value, 0, 0, 0}));
@@ -469,6 +472,32 @@ TEST_F(DataPlaneTest, JobsDoNotMix) {
   job_ = first;
   receive(0, frame(0, 0, 0, 1));
   EXPECT_EQ(plane_.status(0).epochs[0].counters.folded, 1u);
+}
+
+TEST_F(DataPlaneTest, ALeafTakesOnlyResultsThatTheNextServerHasSigned) {
+  const auto upstream = std::make_shared<Upstream>();
+  upstream->welcome.slots = 64;
+  upstream->welcome.epoch = 3;
+  upstream->welcome.boot = 4;
+  upstream->welcome.payload_bytes = 64;
+  upstream->worker_key = *auth::FrameKey::create(job_secret(), 64);
+  upstream->result_key = *auth::FrameKey::create(*auth::derive_secret(job_secret(), "up", 0), 64);
+  upstream->threads = {address_of(99)};
+  upstream->sink = std::make_unique<Sent>();
+  start(42, 0, 0, upstream);
+  for (uint32_t w = 0; w < kWorld; ++w)
+    receive(w, frame(w, 0, 0, 1));
+  Packet packet = contribution(job_->slots, 0, 0, 0, Op::kSumI32, {9, 0, 0, 0});
+  packet.header.kind = ADDEND_FRAME_RESULT;
+  packet.header.epoch = 3;
+  packet.header.boot = 4;
+  const auto forged = frame(packet, upstream->worker_key);
+  const auto real = frame(packet, upstream->result_key);
+  plane_.receive_up(42, forged, net::kMaxSuperBytes);
+  EXPECT_EQ(refused(ADDEND_REFUSAL_TAG), 1u);
+  EXPECT_EQ(all_replies(), 0u);
+  plane_.receive_up(42, real, net::kMaxSuperBytes);
+  EXPECT_EQ(all_replies(), kWorld);
 }
 
 // The way to a next server that carries nothing any more.

@@ -79,6 +79,19 @@ TEST_F(LeafTest, WorkersAreWelcomeWhenTheNextServerHasLetTheLeafIn) {
   EXPECT_EQ(threads_.last->slots.world, 2u);
 }
 
+TEST_F(LeafTest, WhereWorkersDoNotDivideEachIsOneLeafs) {
+  const auto join = [&](uint32_t worker) -> Status {
+    ADDEND_TRY(leaf_.join(8 + worker, "one", peer_, message("ring", worker, 5), {}));
+    return leaf_.path(8 + worker, {64, 0});
+  };
+  EXPECT_FALSE(join(1));
+  EXPECT_TRUE(join(2));
+  EXPECT_TRUE(join(3));
+  EXPECT_TRUE(next_.joins.empty());
+  EXPECT_TRUE(join(4));
+  EXPECT_EQ(next_.joins.size(), 1u);
+}
+
 TEST_F(LeafTest, PositionsGoUpAndThoseOfAllLeavesComeDown) {
   ASSERT_TRUE(join_leaf(10, 2, std::vector<uint32_t>(10, 7)));
   ASSERT_TRUE(join_leaf(11, 3, std::vector<uint32_t>(10, 8)));
