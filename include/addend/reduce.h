@@ -116,6 +116,8 @@ class Reducer {
     Status status;
     bool over = false;
   };
+  /// For wait, which has it done only once. Its errors are the round's.
+  void fold(Started& started, Deadline deadline);
   std::deque<Started> started_;
   uint64_t next_number_ = 0;
 };

@@ -4,6 +4,9 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <optional>
+#include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -78,21 +81,32 @@ class FallbackReducer final : public Reducer {
   }
 
   Result<uint64_t> start(Round& round) override {
-    return overlaps_ ? moved(next_number_++, fallback_->start(round)) : Reducer::start(round);
+    woken_ = false;
+    ADDEND_TRY(check_usable());
+    return overlaps_ ? start_there(next_number_++, round, std::nullopt) : Reducer::start(round);
   }
   Result<uint64_t> start_step(std::span<const Claim> claims, Round& round) override {
-    return overlaps_ ? moved(next_number_++, fallback_->start_step(claims, round))
+    woken_ = false;
+    ADDEND_TRY(check_usable());
+    return overlaps_ ? start_there(next_number_++, round, claims)
                      : Reducer::start_step(claims, round);
   }
+  // One at a time: whichever this worker waits for, the same rounds move as on the others.
   Result<bool> wait(uint64_t number, Deadline deadline) override {
-    const auto found = moved_.find(number);
-    if (found == moved_.end()) {
-      const Result<bool> done = Reducer::wait(number, deadline);
-      if (done && !primary_ && compared_ && broken_.empty() && !overlaps_) move_rounds();
-      return done;
+    for (Started& started : started_) {
+      if (started.number > number) break;
+      if (started.over) continue;
+      fold(started, deadline);
+      if (primary_ || !compared_ || !broken_.empty()) continue;
+      move_rounds();
+      break;
     }
+    const auto found = moved_.find(number);
+    if (found == moved_.end()) return Reducer::wait(number, deadline);
+    ADDEND_TRY(check_usable());
     const Result<bool> done = fallback_->wait(found->second, deadline);
     if (!done || *done) moved_.erase(found);
+    if (!done) return noted(done.error());
     return done;
   }
   Result<bool> wait_any(std::span<const uint64_t> numbers, Deadline deadline) override {
@@ -102,21 +116,25 @@ class FallbackReducer final : public Reducer {
       if (found == moved_.end()) return true;
       there.push_back(found->second);
     }
-    return fallback_->wait_any(there, deadline);
+    ADDEND_TRY(check_usable());
+    const Result<bool> some = fallback_->wait_any(there, deadline);
+    if (!some) return noted(some.error());
+    return some;
   }
   bool has_ended(uint64_t number) const override {
     const auto found = moved_.find(number);
-    return found != moved_.end() && fallback_->has_ended(found->second);
+    return found != moved_.end() && broken_.empty() && fallback_->has_ended(found->second);
   }
-  // A wake that comes before rounds move is not missed: nothing is waited for in the call that
-  // moves them any more.
+  // In this order: one that comes while rounds move is found by them, or finds them moved.
   void wake() override {
+    woken_ = true;
     if (overlaps_) fallback_->wake();
   }
   bool can_wake() const override { return overlaps_ && fallback_->can_wake(); }
   void abandon() override {
     Reducer::abandon();
     if (overlaps_) fallback_->abandon();
+    if (broken_.empty()) broken_ = "the rounds under way were abandoned";
   }
 
  private:
@@ -124,8 +142,22 @@ class FallbackReducer final : public Reducer {
 
   Reducer& active() const { return primary_ ? *primary_ : *fallback_; }
 
-  Result<uint64_t> moved(uint64_t number, const Result<uint64_t>& there) {
-    if (!there) return there.error();
+  Status check_usable() const {
+    return broken_.empty() ? Status() : make_error(Errc::kUnavailable, broken_);
+  }
+  // Whoever fails does not know where the others are: a later round of theirs may look like ours.
+  const Error& noted(const Error& error) {
+    const bool lasting = error.code != Errc::kChanged && error.code != Errc::kInvalidArgument;
+    if (lasting && broken_.empty()) broken_ = "an earlier round failed: " + error.message;
+    return error;
+  }
+
+  // `claims`: of the first round of a step.
+  Result<uint64_t> start_there(uint64_t number, Round& round,
+                               const std::optional<std::span<const Claim>>& claims) {
+    const Result<uint64_t> there =
+        claims ? fallback_->start_step(*claims, round) : fallback_->start(round);
+    if (!there) return noted(there.error());
     moved_.emplace(number, *there);
     return number;
   }
@@ -133,26 +165,28 @@ class FallbackReducer final : public Reducer {
   void move_rounds() {
     for (Started& started : started_) {
       if (started.over) continue;
-      const auto claims = std::span(started.claims).first(started.claim_count);
-      const Result<uint64_t> there =
-          moved(started.number, started.first ? fallback_->start_step(claims, *started.round)
-                                              : fallback_->start(*started.round));
       started.over = true;
-      if (!there) started.status = there.error();
+      started.status = move_round(started);
     }
     std::erase_if(started_, [&](const Started& one) { return moved_.contains(one.number); });
     overlaps_ = true;
+    // Starting a round ends a wake. One that came since the caller's last start ends the next wait.
+    if (woken_) fallback_->wake();
+  }
+  Status move_round(Started& started) {
+    ADDEND_TRY(check_usable());
+    std::optional<std::span<const Claim>> claims;
+    if (started.first) claims = std::span(started.claims).first(started.claim_count);
+    ADDEND_TRY(start_there(started.number, *started.round, claims));
+    return {};
   }
 
   // `way`: what either of the two is asked, to sum this round.
   Status reduce_by(Round& round, Deadline deadline, const Way& way) {
     ADDEND_TRY(check_host_memory(round));
-    if (!broken_.empty()) return make_error(Errc::kUnavailable, broken_);
+    ADDEND_TRY(check_usable());
     const Status status = primary_ ? reduce_first(round, deadline, way) : way(*fallback_);
-    // Whoever fails does not know where the others are: a later round of theirs may look like ours.
-    const bool lasting = !status && status.error().code != Errc::kChanged &&
-                         status.error().code != Errc::kInvalidArgument;
-    if (lasting) broken_ = "an earlier round failed: " + status.error().message;
+    if (!status) return noted(status.error());
     return status;
   }
 
@@ -255,6 +289,7 @@ class FallbackReducer final : public Reducer {
   RoundCopy contribution_, sums_;
 
   std::atomic<bool> overlaps_ = false;  // asked by other threads
+  std::atomic<bool> woken_ = false;     // since the last start; they set it
   std::map<uint64_t, uint64_t> moved_;  // rounds under way at the fallback: their numbers there
 };
 

@@ -229,6 +229,117 @@ class ToldReducer final : public Reducer {
   std::deque<int> told_;
 };
 
+// Several rounds of one lane, every second one the first of a step, and an empty one behind them.
+class ManyRounds {
+ public:
+  static constexpr uint32_t kRounds = 5;
+
+  explicit ManyRounds(Reducer& reducer) : reducer_(reducer) {
+    for (uint32_t r = 0; r < kRounds; ++r) {
+      lanes_[r] = uint64_t{1} << (8 * reducer.worker() + r);
+      rounds_[r].add({Op::kOrU64, r + 1 == kRounds ? 0u : 1u, &lanes_[r], nullptr, nullptr});
+    }
+  }
+  Result<uint64_t> start(uint32_t r) {
+    const Reducer::Claim claims[] = {{"the weather", 7}};
+    return r % 2 == 1 ? reducer_.start_step(claims, rounds_[r]) : reducer_.start(rounds_[r]);
+  }
+  uint64_t lane(uint32_t r) const { return lanes_[r]; }
+  Round& round(uint32_t r) { return rounds_[r]; }
+
+ private:
+  Reducer& reducer_;
+  std::array<uint64_t, kRounds> lanes_{};
+  std::array<Round, kRounds> rounds_;
+};
+
+// Worker 0 waits for its newest round first, the others for their oldest.
+TEST(FallbackReducer, MovesTheSameRoundsWhicheverAWorkerWaitsForFirst) {
+  Wires wires(kWorld);
+  wires.on_all([&](uint32_t w) {
+    auto reducer = create_fallback_reducer(
+        std::make_unique<ToldReducer>(std::array{w, kWorld}, std::deque<int>()),
+        *mesh::MeshReducer::create(wires.take(w), {w, 0}));
+    ManyRounds rounds(**reducer);
+    for (uint32_t r = 0; r < ManyRounds::kRounds; ++r)
+      ASSERT_EQ(*rounds.start(r), r);
+    for (uint32_t i = 0; i < ManyRounds::kRounds; ++i) {
+      const uint32_t r = w == 0 ? ManyRounds::kRounds - 1 - i : i;
+      Result<bool> done = false;
+      while (done && !*done)
+        done = (*reducer)->wait(r, far());
+      ASSERT_TRUE(done) << done.error().message;
+      if (r + 1 < ManyRounds::kRounds) {
+        ASSERT_EQ(rounds.lane(r), uint64_t{0x010101} << r) << "round " << r;
+      }
+    }
+  });
+}
+
+// A caller's engine that fails in one of its calls and would go on: it is not asked again.
+TEST(FallbackReducer, IsBrokenForGoodByARoundThatOverlapped) {
+  enum class How { kInOrder, kNewestFirst, kAbandoned };
+  for (const How how : {How::kInOrder, How::kNewestFirst, How::kAbandoned}) {
+    SCOPED_TRACE(static_cast<int>(how));
+    uint32_t calls = 0;
+    bool fails = false;
+    auto custom = create_custom_reducer({1, 0}, [&](Round&, Deadline) -> Status {
+      ++calls;
+      return std::exchange(fails, false) ? make_error(Errc::kTimeout, "no answer") : Status();
+    });
+    auto reducer = create_fallback_reducer(
+        std::make_unique<ToldReducer>(std::array{0u, 1u}, std::deque<int>()), *std::move(custom));
+    ManyRounds rounds(**reducer);
+    for (uint32_t r = 0; r < 3; ++r)
+      ASSERT_EQ(*rounds.start(r), r);
+    EXPECT_TRUE((*reducer)->wait(0, far()));
+    fails = how != How::kAbandoned;
+    const uint32_t before = calls + (fails ? 1 : 0);
+    if (how == How::kAbandoned) (*reducer)->abandon();
+    if (how == How::kInOrder) {
+      EXPECT_EQ((*reducer)->wait(1, far()).error().code, Errc::kTimeout);
+    }
+    const auto expect_broken = [&](const auto& result) {
+      ASSERT_FALSE(result);
+      EXPECT_EQ(result.error().code, Errc::kUnavailable);
+    };
+    expect_broken((*reducer)->wait(2, far()));
+    expect_broken(rounds.start(3));
+    expect_broken(rounds.start(4));
+    expect_broken((*reducer)->reduce(rounds.round(0), far()));
+    EXPECT_EQ(calls, before);
+  }
+}
+
+// Counts how often it is woken.
+class WokenReducer final : public Reducer {
+ public:
+  explicit WokenReducer(uint32_t& wakes) : wakes_(wakes) {}
+  uint32_t world() const override { return 1; }
+  uint32_t worker() const override { return 0; }
+  Status reduce(Round&, Deadline) override { return {}; }
+  void wake() override { ++wakes_; }
+
+ private:
+  uint32_t& wakes_;
+};
+
+TEST(FallbackReducer, PassesOnAWakeThatCameBeforeRoundsMoved) {
+  for (const bool late : {false, true}) {
+    uint32_t wakes = 0;
+    auto reducer = create_fallback_reducer(
+        std::make_unique<ToldReducer>(std::array{0u, 1u}, std::deque<int>()),
+        std::make_unique<WokenReducer>(wakes));
+    ManyRounds rounds(**reducer);
+    ASSERT_TRUE(rounds.start(0));
+    if (!late) (*reducer)->wake();
+    ASSERT_TRUE(rounds.start(1));
+    if (late) (*reducer)->wake();
+    EXPECT_TRUE((*reducer)->wait(0, far()));
+    EXPECT_EQ(wakes, late ? 1u : 0u) << "a round was started after it, or none";
+  }
+}
+
 constexpr int kChanged = static_cast<int>(Errc::kChanged);
 
 TEST(FallbackReducer, BeginsAStepAgainThatARestartEndedForAll) {

@@ -10,6 +10,13 @@
 #include "wire/hash.h"
 
 namespace addend {
+namespace {
+
+bool is_usable_after(Errc code) {
+  return code == Errc::kInvalidArgument || code == Errc::kMismatch || code == Errc::kChanged;
+}
+
+}  // namespace
 
 ClaimLanes::ClaimLanes(std::span<const Reducer::Claim> claims) : claims_(claims) {
   for (std::size_t i = 0; i < claims.size(); ++i) {
@@ -120,18 +127,28 @@ Result<uint64_t> Reducer::start_step(std::span<const Claim> claims, Round& round
 
 Result<bool> Reducer::wait_any(std::span<const uint64_t>, Deadline) { return true; }
 
+void Reducer::fold(Started& started, Deadline deadline) {
+  started.over = true;
+  // Others may still be in the round that failed: what is done now could be added to it.
+  for (const Started& older : started_) {
+    if (older.number >= started.number) break;
+    if (older.status || is_usable_after(older.status.error().code)) continue;
+    started.status =
+        make_error(Errc::kUnavailable, "an earlier round failed: " + older.status.error().message);
+    return;
+  }
+  const auto claims = std::span(started.claims).first(started.claim_count);
+  if (started.first) {
+    started.status = reduce_step(claims, *started.round, deadline);
+  } else if (started.round->size > 0) {
+    started.status = reduce(*started.round, deadline);
+  }
+}
+
 Result<bool> Reducer::wait(uint64_t number, Deadline deadline) {
   for (Started& started : started_) {
     if (started.number > number) break;
-    if (!started.over) {
-      started.over = true;
-      const auto claims = std::span(started.claims).first(started.claim_count);
-      if (started.first) {
-        started.status = reduce_step(claims, *started.round, deadline);
-      } else if (started.round->size > 0) {
-        started.status = reduce(*started.round, deadline);
-      }
-    }
+    if (!started.over) fold(started, deadline);
     if (started.number != number) continue;
     const Status status = started.status;
     std::erase_if(started_, [&](const Started& one) { return one.number == number; });
