@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Three streams of memory and hardly any arithmetic: 16 bytes a thread where both sides are aligned
 // to them, lanes otherwise.
+#include <algorithm>
 #include <cstring>
 
 #include <cuda_fp16.h>
@@ -161,12 +162,8 @@ __device__ inline uint32_t pick(uint32_t low, uint32_t high, uint32_t nibbles) {
   return bytes;
 }
 
-/// The entries of the four nibbles in the low half. Where no entry reaches 128, what one half of
-/// the table says of nibbles of the other is zero; else they are masked.
-template <bool kSmall>
+/// The entries of the four nibbles in the low half.
 __device__ inline uint32_t look_up(const Tables& t, uint32_t nibbles) {
-  if constexpr (kSmall)
-    return pick(t.u8[0], t.u8[1], nibbles) | pick(t.u8[2], t.u8[3], nibbles ^ 0x8888u);
   const uint32_t low = pick(t.u8[0], t.u8[1], nibbles & 0x7777u);
   const uint32_t high = pick(t.u8[2], t.u8[3], nibbles & 0x7777u);
   const uint32_t mask = pick(0xFF00u, 0, nibbles >> 3 & 0x1111u);
@@ -174,33 +171,64 @@ __device__ inline uint32_t look_up(const Tables& t, uint32_t nibbles) {
 }
 
 /// Four sums of bytes that wrap: what every other one carries has a byte to go to.
-struct FourSums {
+class WrappingSums {
+ public:
+  __device__ void add(const Tables& t, uint32_t nibbles) {
+    const uint32_t bytes = look_up(t, nibbles);
+    even_ += bytes & kEven, odd_ += (bytes & ~kEven) >> 8;
+  }
+  __device__ uint32_t bytes() const { return (even_ & kEven) | (odd_ & kEven) << 8; }
+
+ private:
   static constexpr uint32_t kEven = 0x00FF00FFu;
-  uint32_t even, odd;
-  __device__ explicit FourSums(uint32_t bytes) : even(bytes & kEven), odd(bytes & ~kEven) {}
-  __device__ void add(uint32_t bytes) { even += bytes & kEven, odd += bytes & ~kEven; }
-  __device__ uint32_t bytes() const { return (even & kEven) | (odd & ~kEven); }
+  uint32_t even_ = 0, odd_ = 0;
 };
 static_assert(FoldKernels::kMaxSources < 256);
 
-template <bool kSmall>
+/// Four sums of bytes that stay below 256, of entries below 128: what one half of the table says of
+/// nibbles of the other is zero, so both are added.
+class FittingSums {
+ public:
+  __device__ void add(const Tables& t, uint32_t nibbles) {
+    bytes_ += pick(t.u8[0], t.u8[1], nibbles) + pick(t.u8[2], t.u8[3], nibbles ^ 0x8888u);
+  }
+  __device__ uint32_t bytes() const { return bytes_; }
+
+ private:
+  uint32_t bytes_ = 0;
+};
+
+template <typename Sums>
 __global__ void __launch_bounds__(kThreads)
     table_vectors_u8(Tables t, uint4* acc, uint64_t vectors) {
   for (uint64_t i = uint64_t{blockIdx.x} * kThreads + threadIdx.x; i < vectors;
        i += uint64_t{gridDim.x} * kThreads) {
     const uint4 before = acc[i];
-    FourSums sums[4] = {FourSums(before.x), FourSums(before.y), FourSums(before.z),
-                        FourSums(before.w)};
-#pragma unroll 4
-    for (uint32_t s = 0; s < t.sources; ++s) {
-      const uint2 in = __ldcs(reinterpret_cast<const uint2*>(t.indices[s]) + i);
-      sums[0].add(look_up<kSmall>(t, in.x));
-      sums[1].add(look_up<kSmall>(t, in.x >> 16));
-      sums[2].add(look_up<kSmall>(t, in.y));
-      sums[3].add(look_up<kSmall>(t, in.y >> 16));
+    uint2 in[FoldKernels::kMaxSources];
+#pragma unroll
+    for (uint32_t s = 0; s < FoldKernels::kMaxSources; ++s) {
+      if (s < t.sources) in[s] = __ldcs(reinterpret_cast<const uint2*>(t.indices[s]) + i);
     }
-    acc[i] = {sums[0].bytes(), sums[1].bytes(), sums[2].bytes(), sums[3].bytes()};
+    Sums sums[4];
+#pragma unroll
+    for (uint32_t s = 0; s < FoldKernels::kMaxSources; ++s) {
+      if (s >= t.sources) break;
+      sums[0].add(t, in[s].x);
+      sums[1].add(t, in[s].x >> 16);
+      sums[2].add(t, in[s].y);
+      sums[3].add(t, in[s].y >> 16);
+    }
+    acc[i] = {__vadd4(before.x, sums[0].bytes()), __vadd4(before.y, sums[1].bytes()),
+              __vadd4(before.z, sums[2].bytes()), __vadd4(before.w, sums[3].bytes())};
   }
+}
+
+/// Whether entries of so many sources add up to bytes, which a sum of levels does.
+bool fits(const Tables& t) {
+  uint32_t most = 0;
+  for (uint32_t k = 0; k < 16; ++k)
+    most = std::max(most, t.u8[k / 4] >> k % 4 * 8 & 0xFF);
+  return most < 128 && most * t.sources < 256;
 }
 
 template <typename Lane>
@@ -241,9 +269,9 @@ int fold_tables(Op op, void* acc, const uint8_t* const* indices, uint32_t source
   }
   std::memcpy(t.u8, table, sizeof(t.u8));
   const uint64_t done = vectors ? lanes / 16 * 16 : 0;
-  const bool small = ((t.u8[0] | t.u8[1] | t.u8[2] | t.u8[3]) & 0x80808080u) == 0;
-  if (const int code = launch(small ? table_vectors_u8<true> : table_vectors_u8<false>, done / 16,
-                              stream, t, static_cast<uint4*>(acc), done / 16))
+  if (const int code =
+          launch(fits(t) ? table_vectors_u8<FittingSums> : table_vectors_u8<WrappingSums>,
+                 done / 16, stream, t, static_cast<uint4*>(acc), done / 16))
     return code;
   return launch(table_lanes<uint8_t>, lanes - done, stream, t, static_cast<uint8_t*>(acc), done,
                 lanes);
