@@ -3,6 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <mutex>
+#include <tuple>
 
 #include "cuda/memory.h"
 
@@ -46,20 +49,38 @@ inline int allow_shared(Kernel kernel, int device, uint32_t shared) {
                                     bytes - static_cast<int>(known.sharedSizeBytes)));
 }
 
+/// How many CTAs of each kind run at once, as far as was asked before; 0: never. Steps launch the
+/// same few kernels, and asking costs about as much as launching.
+struct Residents {
+  using Kind = std::tuple<const void*, int, int, uint32_t>;  // kernel, device, threads, shared
+  std::mutex mutex;
+  std::map<Kind, uint64_t> known;
+};
+inline Residents& residents() {
+  static Residents all;
+  return all;
+}
+
 /// CTAs that a grid needs to keep every multiprocessor busy, at most `most`.
 template <typename Kernel>
 inline int fill_device(Kernel kernel, const CtaShape& cta, uint64_t most, uint32_t* ctas) {
   int device = 0, processors = 0, each = 0;
   if (const int code = taken(cudaGetDevice(&device))) return code;
-  if (const int code =
-          taken(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device)))
-    return code;
-  if (const int code = allow_shared(kernel, device, cta.shared)) return code;
-  if (const int code = taken(
-          cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, cta.threads, cta.shared)))
-    return code;
-  const uint64_t wanted = static_cast<uint64_t>(processors) * static_cast<uint64_t>(each);
-  *ctas = static_cast<uint32_t>(wanted < most ? wanted : most);
+  Residents& all = residents();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  uint64_t& known =
+      all.known[{reinterpret_cast<const void*>(kernel), device, cta.threads, cta.shared}];
+  if (known == 0) {
+    if (const int code =
+            taken(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device)))
+      return code;
+    if (const int code = allow_shared(kernel, device, cta.shared)) return code;
+    if (const int code = taken(
+            cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, cta.threads, cta.shared)))
+      return code;
+    known = static_cast<uint64_t>(processors) * static_cast<uint64_t>(each);
+  }
+  *ctas = static_cast<uint32_t>(known < most ? known : most);
   return 0;
 }
 
