@@ -174,6 +174,43 @@ TEST_F(CudaQuant, ErrorsAreTheCpus) {
   EXPECT_FALSE(HasFailure());
 }
 
+// Sums are decoded before the host has looked at the count that came with them.
+TEST_F(CudaQuant, SumsOfAnImpossibleNumberOfWorkersLeaveTheGradient) {
+  for (const char* spec : {"quant:bits=4", "quant:block=16384,bits=4", "quant:index=packed"}) {
+    for (const uint64_t missing : {0, 2}) {
+      for (const uint32_t count : {0u, 1u, 3u, 4u, 77u}) {
+        if (missing == 0 && count > 0 && count <= 3) continue;  // fewer may have come
+        SCOPED_TRACE(std::string(spec) + ", " + std::to_string(count) + " of 3");
+        Layout layout = quant_layout(3, 5 * 2048 + 7);
+        layout.execution = {Execution::Device::kCuda, stream_};
+        auto codec = create_codec(*CodecSpec::parse(spec), layout);
+        ASSERT_TRUE(codec);
+        Held held(device_, layout.count * 4, 0);
+        auto gradient = mixture(layout, 1, false)[0];
+        gradient.resize(layout.count * 4);
+        held.put(gradient);
+        ASSERT_TRUE((*codec)->begin(held.data()));
+        ASSERT_TRUE((*codec)->set_missing(missing));
+        for (bool more = true; more;) {
+          Round round;
+          const Result<bool> next = (*codec)->next_round(round);
+          ASSERT_TRUE(next) << next.error().message;
+          more = *next;
+          for (std::size_t p = 0; more && p < round.size; ++p) {
+            const Plane& plane = round.planes[p];
+            if (plane.op != Op::kSumI32 || plane.lanes != 1) continue;
+            ASSERT_EQ(device_.runtime->copy(plane.data, &count, 4, device_.stream), 0);
+          }
+        }
+        const Status ended = (*codec)->finish(held.data());
+        ASSERT_FALSE(ended);
+        EXPECT_EQ(ended.error().code, Errc::kUndecodable) << ended.error().message;
+        EXPECT_EQ(held.get(), gradient);
+      }
+    }
+  }
+}
+
 TEST_F(CudaQuant, WhatDoesNotRunYetIsRefusedByName) {
   Layout layout = quant_layout(2, 100);
   layout.execution = {Execution::Device::kCuda, stream_};

@@ -209,7 +209,7 @@ Result<bool> DeviceQuantCodec::do_round(Round& round) {
     case Waiting::kNorms:
       return encode(round);
     case Waiting::kLast:
-      ADDEND_TRY(take_sums());
+      ADDEND_TRY(ask_count());
       return false;
   }
   return false;
@@ -257,29 +257,35 @@ Result<bool> DeviceQuantCodec::encode(Round& round) {
   return true;
 }
 
-// Samples were written before the sums were there.
-Status DeviceQuantCodec::take_sums() {
+// The answer comes before sums are decoded: nothing stands still for the host's turn.
+Status DeviceQuantCodec::ask_count() {
   if (live_ == 0) return {};
-  ADDEND_TRY(check(kernels_->contributors(contributors_on_.as<uint32_t>(), mail_.address(),
-                                          mail_.expect(), stream()),
-                   "counting contributors"));
+  return check(kernels_->contributors(contributors_on_.as<uint32_t>(), mail_.address(),
+                                      mail_.expect(), stream()),
+               "counting contributors");
+}
+
+// Samples were written before the sums were there.
+Status DeviceQuantCodec::take_count() {
+  if (live_ == 0) return {};
   const Result<const cuda::Mail*> mail = mail_.wait();
   ADDEND_TRY(mail);
-  contributors_ = static_cast<uint32_t>((*mail)->numbers[0]);
   for (uint64_t s = 0; s < samples_; ++s) {
     draft().sampled_energy += sample_memory_.host<Sample>()[s].energy;
     draft().sampled_error += sample_memory_.host<Sample>()[s].error;
   }
-  return {};
+  return take_contributors(static_cast<uint32_t>((*mail)->numbers[0]));
 }
 
+// What is written to the gradient before the count is looked at is nothing if that is wrong.
 Status DeviceQuantCodec::do_finish(void* gradient) {
-  if (live_ > 0) ADDEND_TRY(take_contributors(contributors_));
   const cuda::OnDevice here(device_);
   if (indexed()) {
+    ADDEND_TRY(take_count());
     ADDEND_TRY(finish_index(gradient));
   } else if (layout().count > 0) {
     ADDEND_TRY(decode(args_, gradient));
+    ADDEND_TRY(take_count());
     const bool keeps = residual_.any() && !excluded_;
     if (turns_residual()) {
       const DeviceResidual turned = kept_[keeps ? 1 - current_ : current_].view();
@@ -292,8 +298,11 @@ Status DeviceQuantCodec::do_finish(void* gradient) {
 }
 
 Status DeviceQuantCodec::decode(const DeviceStep& step, void* to) {
-  const SumScale scale{layout().world, static_cast<double>(contributors_), layout().scale};
-  return check(kernels_->decode(step, sums(), sum_carrier(), scale, to, stream()), "decoding");
+  const SumScale scale{layout().world, 1, layout().scale};
+  const uint32_t expected = draft().missing != 0 ? draft().contributors : 0;
+  const DeviceCount count{live_ == 0 ? nullptr : contributors_on_.as<uint32_t>(), expected};
+  return check(kernels_->decode(step, sums(), sum_carrier(), scale, count, to, stream()),
+               "decoding");
 }
 
 Status DeviceQuantCodec::fetch_residual(const Residual::Range& range, uint8_t* to) const {

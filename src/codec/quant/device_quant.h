@@ -73,7 +73,8 @@ class DeviceQuantCodec final : public QuantPlan {
 
   Status open_norms(Round& round);
   Result<bool> encode(Round& round);
-  Status take_sums();
+  Status ask_count();
+  Status take_count();
   Status decode(const DeviceStep& step, void* to);
 
   // The rounds and the end of a step with an index: device_quant_index.cc.
@@ -95,7 +96,6 @@ class DeviceQuantCodec final : public QuantPlan {
   uint64_t room_ = 0;  // blocks that there is memory for
   uint64_t live_ = 0;
   uint64_t samples_ = 0;  // of the step
-  uint32_t contributors_ = 0;
   uint32_t current_ = 0;  // which of kept_ is owed
 
   // With an index: the union of the step, and whether the next form waits for a survey of it.

@@ -181,14 +181,24 @@ __device__ __forceinline__ void decode_block(const DeviceStep& step, const void*
   }
 }
 
+/// Whether sums may be those of so many workers, which are then in `scale`: as
+/// QuantPlan::take_contributors.
+__device__ __forceinline__ bool take_count(const DeviceCount& count, SumScale& scale) {
+  if (count.counted == nullptr) return true;
+  const uint32_t n = *count.counted;
+  scale.contributors = n;
+  return n > 0 && n <= scale.world && (count.expected == 0 || n == count.expected);
+}
+
 template <bool kWide>
 __global__ void __launch_bounds__(kWarpThreads, kWarpCtas)
-    decode_warps(const DeviceStep step, const void* sums, DeviceCarrier carrier,
-                 const SumScale scale, void* gradient) {
+    decode_warps(const DeviceStep step, const void* sums, DeviceCarrier carrier, SumScale scale,
+                 const DeviceCount count, void* gradient) {
   extern __shared__ __align__(128) uint8_t shared[];
   const uint32_t lane = threadIdx.x % kWarp;
   uint8_t* tile = shared + threadIdx.x / kWarp * kDecodeShared.warp;
   auto* ahead = reinterpret_cast<Ahead*>(tile + kTileBytes);
+  if (!take_count(count, scale)) return;
   uint32_t k = 0;
   for (uint64_t at = first_of_warp(); at < step.warp_count; at += warps_in_grid(), ++k) {
     if (k % kWarp == 0) {
@@ -207,9 +217,10 @@ __global__ void __launch_bounds__(kWarpThreads, kWarpCtas)
 }
 
 __global__ void __launch_bounds__(kCtaThreads)
-    decode_ctas(const DeviceStep step, const void* sums, DeviceCarrier carrier,
-                const SumScale scale, void* gradient) {
+    decode_ctas(const DeviceStep step, const void* sums, DeviceCarrier carrier, SumScale scale,
+                const DeviceCount count, void* gradient) {
   extern __shared__ __align__(16) float x[];
+  if (!take_count(count, scale)) return;
   for (uint64_t at = blockIdx.x; at < step.cta_count; at += gridDim.x) {
     const uint64_t b = step.cta_blocks[at];
     const DeviceBlock& block = step.blocks[b];
@@ -288,15 +299,15 @@ __global__ void __launch_bounds__(kCtaThreads)
 }  // namespace
 
 int launch_decode(const DeviceStep& step, const void* sums, DeviceCarrier carrier,
-                  const SumScale& scale, void* gradient, void* stream) {
+                  const SumScale& scale, DeviceCount count, void* gradient, void* stream) {
   const int code = static_cast<DType>(step.dtype) == DType::kF32
                        ? launch_resident<decode_warps<true>, kWarpThreads, kDecodeShared>(
-                             step.warp_count, stream, step, sums, carrier, scale, gradient)
+                             step.warp_count, stream, step, sums, carrier, scale, count, gradient)
                        : launch_resident<decode_warps<false>, kWarpThreads, kDecodeShared>(
-                             step.warp_count, stream, step, sums, carrier, scale, gradient);
+                             step.warp_count, stream, step, sums, carrier, scale, count, gradient);
   return code != 0 ? code
                    : launch_ctas<decode_ctas>(step, step.cta_count, stream, sums, carrier, scale,
-                                              gradient);
+                                              count, gradient);
 }
 
 // Bytes are turned rarely enough to take the slow way.

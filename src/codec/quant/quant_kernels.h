@@ -113,9 +113,16 @@ struct DeviceStep {
 /// Where a survey's letter has what.
 inline constexpr int kMailLive = 0, kMailLanes = 1, kMailBroken = 2;
 
+/// How many workers are in the sums, as these say, and as was expected; 0: as many as there are, or
+/// fewer. Counted on the device: null where nothing was summed.
+struct DeviceCount {
+  const uint32_t* counted = nullptr;
+  uint32_t expected = 0;
+};
+
 struct QuantKernels {
   static constexpr const char* kPart = "quant";
-  static constexpr uint32_t kVersion = 2;
+  static constexpr uint32_t kVersion = 3;
 
   /// norms = what this worker says in round 0.
   int (*norms)(const DeviceStep& step, void* stream);
@@ -130,9 +137,10 @@ struct QuantKernels {
   /// Tells the host how many workers are in the sums.
   int (*contributors)(const uint32_t* contributors, cuda::Mail* mail, uint64_t sequence,
                       void* stream);
-  /// gradient = the decoded sums. `carrier` says the width of a sum's lane.
+  /// gradient = the decoded sums. `carrier` says the width of a sum's lane. A gradient is left as
+  /// it is where the sums cannot be those of so many workers.
   int (*decode)(const DeviceStep& step, const void* sums, DeviceCarrier carrier,
-                const SumScale& scale, void* gradient, void* stream);
+                const SumScale& scale, DeviceCount count, void* gradient, void* stream);
   /// Moves what is owed from the signs of the step's epoch to those of the next, in place.
   int (*turn)(const DeviceStep& step, DeviceResidual owed, void* stream);
   /// What is owed for elements as they lie in the gradient, not rotated: what their levels did not

@@ -17,7 +17,7 @@ int launch_encode(const DeviceStep& step, void* lanes, DeviceResidual next, Samp
 int launch_contributors(const uint32_t* contributors, cuda::Mail* mail, uint64_t sequence,
                         void* stream);
 int launch_decode(const DeviceStep& step, const void* sums, DeviceCarrier carrier,
-                  const SumScale& scale, void* gradient, void* stream);
+                  const SumScale& scale, DeviceCount count, void* gradient, void* stream);
 int launch_turn(const DeviceStep& step, DeviceResidual owed, void* stream);
 int launch_keep(const DeviceStep& step, float* owed, void* stream);
 int launch_multiply(float* values, uint64_t n, double factor, void* stream);
