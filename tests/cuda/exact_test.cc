@@ -13,6 +13,7 @@
 #include "codec/exact/sketch.h"
 #include "codec/index/bloom_kernels.h"
 #include "tests/cuda/side_by_side.h"
+#include "wire/sketch_hash.h"
 
 namespace addend {
 namespace {
@@ -253,11 +254,55 @@ TEST_F(CudaExact, LargeSketchesOfFourWorkers) {
   run(of("exact:mode=sketch,density=0.05", DType::kF32, (1 << 20) + 17, 4), {0.012, 0.012}, false);
 }
 
-// Counts of 6144 cells have the 48 KiB that a CTA gets unasked, of which the kernel has some
-// itself.
-TEST_F(CudaExact, SketchesWhoseCountsAreAsLargeAsWhatNobodyAsksFor) {
-  ASSERT_EQ(exact::SketchShape::plan(4261, 4, 1, 0).chunk_cells() * 8, 48u * 1024);
-  run(of("exact:mode=sketch,lanes=4,density=0.1", DType::kF32, 42610, 2), {0.02}, false);
+// From 32 chunks on keys are sorted to be added up; a step with more of them than the plan has
+// cells is not.
+TEST_F(CudaExact, SketchesOfManyChunks) {
+  constexpr uint64_t kCount = (1 << 24) + 17;
+  ASSERT_GE(exact::SketchShape::plan(kCount / 20, 1, 1, 0).chunks, 32u);
+  for (const char* values : {"", ",values=reproducible"}) {
+    const std::string sketch = std::string("exact:mode=sketch,density=0.05") + values;
+    run(of(sketch, DType::kF32, kCount, 2), {0.025, 0.2, 0.02}, false);
+    run(of(sketch, DType::kBf16, kCount, 1), {0.05}, false);
+  }
+}
+
+// Chunks have equal room, which hashes leave enough of: these positions are all in the first one.
+TEST_F(CudaExact, SketchesWithMoreKeysInAChunkThanCells) {
+  constexpr uint64_t kCount = 1 << 24, kMostChunks = 200;
+  const SideBySide how = of("exact:mode=sketch,density=0.05", DType::kF32, kCount, 1);
+  const uint64_t seed = addend_random(how.layout.seed ^ how.layout.bucket, 0);
+  const auto shape = exact::SketchShape::plan(kCount / 20, 1, 1, seed);
+  ASSERT_TRUE(shape.chunks >= 32 && shape.chunks <= kMostChunks);
+  std::vector<float> values(kCount);
+  uint64_t keys = 0;
+  for (uint64_t i = 0; i < kCount; ++i) {
+    if (addend_sketch_chunk(addend_sketch_hash(shape.seed, i), kMostChunks) != 0) continue;
+    values[i] = static_cast<float>(i % 1000 + 1);
+    ++keys;
+  }
+  ASSERT_GT(keys, shape.chunk_cells());
+  Bytes gradient(kCount * sizeof(float));
+  std::memcpy(gradient.data(), values.data(), gradient.size());
+  std::vector<std::unique_ptr<Twins>> worker;
+  worker.push_back(std::make_unique<Twins>(device_, how, 0));
+  step(worker, {gradient});
+  EXPECT_GT(worker[0]->report().stuck_keys, 0u);
+}
+
+// More chunks than a CTA can sort by, of tiles whose slots hold nothing.
+TEST_F(CudaExact, SketchesOfThousandsOfChunks) {
+  constexpr uint64_t kCount = (1 << 25) + 17;
+  ASSERT_GT(exact::SketchShape::plan(kCount / 2, 1, 1, 0).chunks, 1000u);
+  run(of("exact:mode=sketch,density=0.55", DType::kF32, kCount, 1), {0.55}, false);
+}
+
+// A CTA that peels has 14 bytes a cell and a little; beyond 48 KiB it has to ask.
+TEST_F(CudaExact, SketchesAboutAsLargeAsWhatNobodyAsksFor) {
+  for (uint64_t keys = 2000; keys < 4000; ++keys) {
+    const uint64_t bytes = exact::SketchShape::plan(keys, 1, 1, 0).chunk_cells() * 14;
+    if (bytes > 48 * 1024 - 600 && bytes < 48 * 1024 + 100)
+      run(of("exact:mode=sketch,density=0.1", DType::kF32, keys * 10, 1), {0.05}, false);
+  }
 }
 
 TEST_F(CudaExact, CellsThatDoNotBelongToTheIndexAreUndecodable) {
@@ -473,10 +518,10 @@ TEST_F(CudaExact, TwoThreadsAtOnceDoNotDisturbEachOther) {
         step(worker, {random_gradient(how.layout, 0.05, false, random)});
     }
   };
-  std::vector<std::string> specs = {"exact:mode=sketch",         "exact:mode=packed",
-                                    "topk:0.05,index=packed",    "exact:mode=gather",
-                                    "quant:bits=8,block=16384",  "exact:mode=bloom",
-                                    "exact:values=reproducible", "cast:bf16"};
+  std::vector<std::string> specs = {"exact:mode=sketch",        "exact:mode=packed",
+                                    "topk:0.05,index=packed",   "exact:mode=gather",
+                                    "quant:bits=8,block=16384", "exact:mode=bloom",
+                                    "exact:choice=device",      "cast:bf16"};
   std::thread first(work, kSeed, 300'007, specs);
   std::reverse(specs.begin(), specs.end());
   std::thread second(work, kSeed + 1, 50'021, specs);

@@ -14,7 +14,8 @@ Status DeviceExactCodec::open_sketch(Round& round) {
   round.add({Op::kOrU64, words_for(layout().count), bitmap_.as<void>(), nullptr, nullptr});
   draft().cells = plan_.shape().cells();
   waiting_ = Waiting::kSketch;
-  return sketch_.insert(plan_.shape(), quanta(), gradient_, local_.as<uint64_t>(), round);
+  return sketch_.insert(plan_.shape(), quanta(), gradient_, local_.as<uint64_t>(), kept_.as<void>(),
+                        round);
 }
 
 Result<bool> DeviceExactCodec::close_sketch(Round& round) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "codec/exact/device_sketch.h"
 
-#include <algorithm>
+#include <limits>
+#include <string>
 
 #include "base/bits.h"
 
@@ -22,9 +23,10 @@ DeviceSketch::DeviceSketch(const cuda::Device& device, const index::IndexKernels
       stuck_values_(device.runtime),
       fix_values_(device.runtime),
       local_escape_(device.runtime),
-      values_(device.runtime),
+      given_(device.runtime),
       starts_(device.runtime),
-      ends_(device.runtime),
+      positions_(device.runtime),
+      numbers_(device.runtime),
       slots_(device.runtime),
       workspace_(device.runtime),
       found_(device.runtime) {}
@@ -39,19 +41,34 @@ Status DeviceSketch::open() {
   ADDEND_TRY(topped_.open());
   ADDEND_TRY(peeled_.open());
   ADDEND_TRY(top_.reserve(sizeof(uint32_t)));
-  return found_.reserve(sizeof(uint64_t));
+  return found_.reserve(2 * sizeof(uint64_t));
+}
+
+Status DeviceSketch::reserve_bins() {
+  const uint64_t chunks = shape_.chunks, slots = shape_.cells();
+  ADDEND_TRY(given_.reserve((chunks + 1) * sizeof(uint64_t)));
+  ADDEND_TRY(starts_.reserve((chunks + 1) * sizeof(uint64_t)));
+  ADDEND_TRY(positions_.reserve(slots * sizeof(uint64_t)));
+  ADDEND_TRY(numbers_.reserve(slots * sizeof(int64_t)));
+  bins_ = {given_.as<uint64_t>(), starts_.as<uint64_t>(), positions_.as<uint64_t>(),
+           numbers_.as<int64_t>(), false};
+  return {};
 }
 
 Status DeviceSketch::insert(const SketchShape& shape, const Quanta& quanta, const void* gradient,
-                            const uint64_t* local, Round& round) {
+                            const uint64_t* local, const void* kept, Round& round) {
   shape_ = shape;
   quanta_ = quanta;
   gradient_ = gradient;
   stuck_count_ = 0;
+  left_cells_.reset();
   const uint64_t escape_words = words_for(words());
   ADDEND_TRY(cells_.reserve(shape.lanes_total() * 8));
-  InsertCall call{quanta,  gradient, local,  words(), shape, cells_.as<uint64_t>(),
-                  nullptr, nullptr,  nullptr};
+  ADDEND_TRY(device_.check(kernels_->room(shape, &room_), "asking for room"));
+  if (room_.sorts) ADDEND_TRY(reserve_bins());
+  InsertCall call{
+      quanta,  gradient, local,  kept, words(), shape, room_.sorts, bins_, cells_.as<uint64_t>(),
+      nullptr, nullptr,  nullptr};
   if (!by_formats()) {
     ADDEND_TRY(escape_.reserve(escape_words * 8));
     ADDEND_TRY(local_escape_.reserve(escape_words * 8));
@@ -91,34 +108,34 @@ Result<uint32_t> DeviceSketch::top() const {
 }
 
 Status DeviceSketch::peel(const index::CountedUnion& all, uint64_t keys) {
-  ADDEND_TRY(values_.reserve(keys * 8));
-  ADDEND_TRY(slots_.reserve(keys * sizeof(SketchKey)));
-  ADDEND_TRY(starts_.reserve((uint64_t{shape_.chunks} + 1) * 8));
-  ADDEND_TRY(ends_.reserve(uint64_t{shape_.chunks} * 8));
+  if (keys > std::numeric_limits<uint32_t>::max())
+    return make_error(Errc::kUnsupported, "a sketch of " + std::to_string(keys) +
+                                              " keys: a device peels fewer than 2^32");
+  ADDEND_TRY(reserve_bins());
+  ADDEND_TRY(slots_.reserve(keys * sizeof(uint32_t)));
   ADDEND_TRY(stuck_.reserve(width(), layout_.count));
-  uint32_t ctas = 0;
-  bool in_shared = false;
-  ADDEND_TRY(device_.check(kernels_->peel_ctas(shape_, &ctas, &in_shared), "asking for room"));
-  ADDEND_TRY(workspace_.reserve(ctas * peel_workspace(shape_, in_shared) * sizeof(uint32_t)));
-  const PeelCall call{shape_,
-                      by_formats() ? keys_.counted() : all,
-                      cells_.as<uint64_t>(),
-                      values_.as<int64_t>(),
-                      stuck_.bitmap(),
-                      starts_.as<uint64_t>(),
-                      ends_.as<uint64_t>(),
-                      slots_.as<SketchKey>(),
-                      workspace_.as<uint32_t>(),
-                      ctas,
-                      in_shared,
-                      found_.as<uint64_t>(),
-                      peeled_.address(),
-                      peeled_.expect()};
-  ADDEND_TRY(device_.check(kernels_->peel(call, device_.stream), "peeling"));
-  const Result<const cuda::Mail*> mail = peeled_.wait();
-  ADDEND_TRY(mail);
-  stuck_count_ = (*mail)->numbers[0];
-  return {};
+  ADDEND_TRY(workspace_.reserve(room_.ctas * room_.workspace));
+  bins_.counted = room_.counts;
+  do {
+    const PeelCall call{shape_,
+                        room_,
+                        by_formats() ? keys_.counted() : all,
+                        bins_,
+                        slots_.as<uint32_t>(),
+                        cells_.as<uint64_t>(),
+                        stuck_.bitmap(),
+                        workspace_.as<void>(),
+                        found_.as<uint64_t>(),
+                        peeled_.address(),
+                        peeled_.expect()};
+    ADDEND_TRY(device_.check(kernels_->peel(call, device_.stream), "peeling"));
+    const Result<const cuda::Mail*> mail = peeled_.wait();
+    ADDEND_TRY(mail);
+    stuck_count_ = (*mail)->numbers[0];
+    left_cells_ = (*mail)->numbers[1];
+    if (stuck_count_ != kNoRoom) return {};
+    bins_.counted = true;
+  } while (true);
 }
 
 Status DeviceSketch::open_fix_up(float factor, uint64_t fix_up, DeviceReproducible* values,
@@ -146,6 +163,7 @@ Status DeviceSketch::open_fix_up(float factor, uint64_t fix_up, DeviceReproducib
 }
 
 Status DeviceSketch::settle() {
+  if (left_cells_ && stuck_count_ == 0) return Sketch::check_zeros(shape_, *left_cells_);
   SettleCall call{shape_,
                   {},
                   stuck_values_.as<int64_t>(),
@@ -170,7 +188,8 @@ Status DeviceSketch::assemble(const index::CountedUnion& all, float scale, uint6
                     by_formats() ? keys_.counted() : all,
                     {},
                     {},
-                    values_.as<int64_t>(),
+                    slots_.as<uint32_t>(),
+                    numbers_.as<int64_t>(),
                     stuck_values_.as<int64_t>(),
                     fix_values_.as<void>(),
                     values};
@@ -182,8 +201,8 @@ Status DeviceSketch::assemble(const index::CountedUnion& all, float scale, uint6
 uint64_t DeviceSketch::memory_bytes() const {
   uint64_t total = keys_.memory_bytes() + fix_up_.memory_bytes() + stuck_.memory_bytes();
   for (const cuda::DeviceBuffer* buffer :
-       {&cells_, &escape_, &top_, &stuck_values_, &fix_values_, &local_escape_, &values_, &starts_,
-        &ends_, &slots_, &workspace_, &found_})
+       {&cells_, &escape_, &top_, &stuck_values_, &fix_values_, &local_escape_, &given_, &starts_,
+        &positions_, &numbers_, &slots_, &workspace_, &found_})
     total += buffer->capacity();
   return total;
 }

@@ -2,6 +2,8 @@
 // Sketches on a device: the planes of ExactCodec's, and what comes of their sums.
 #pragma once
 
+#include <optional>
+
 #include "addend/codec.h"
 #include "codec/exact/device_reproducible.h"
 #include "codec/exact/sketch_kernels.h"
@@ -20,8 +22,9 @@ class DeviceSketch {
   Status open();
 
   /// Adds the planes of cells and, by a window, of what escapes. By formats if these are given.
+  /// `local` and `kept`: a scan's.
   Status insert(const SketchShape& shape, const Quanta& quanta, const void* gradient,
-                const uint64_t* local, Round& round);
+                const uint64_t* local, const void* kept, Round& round);
 
   /// Enqueues, of the folded union, which keys travel otherwise.
   Status split(const uint64_t* bitmap);
@@ -36,7 +39,8 @@ class DeviceSketch {
   /// Adds the planes of the stuck keys and of `fix_up` escaped ones.
   Status open_fix_up(float factor, uint64_t fix_up, DeviceReproducible* values, Round& round);
 
-  /// Whether all cells are zero once everything is taken out of them. Waits for it.
+  /// Whether all cells are zero once everything is taken out of them. Waits for it where keys
+  /// stick.
   Status settle();
   /// The union's elements, in order.
   Status assemble(const index::CountedUnion& all, float scale, uint64_t fix_up,
@@ -45,6 +49,7 @@ class DeviceSketch {
   uint64_t memory_bytes() const;
 
  private:
+  Status reserve_bins();
   uint32_t width() const { return dtype_bytes(layout_.dtype); }
   uint64_t words() const { return words_for(layout_.count); }
   bool by_formats() const { return quanta_.lanes != nullptr; }
@@ -54,16 +59,20 @@ class DeviceSketch {
   const SketchKernels* kernels_ = nullptr;
 
   SketchShape shape_;
+  SketchRoom room_{};
+  SketchBins bins_{};
   Quanta quanta_{};
   const void* gradient_ = nullptr;
   uint64_t stuck_count_ = 0;
+  std::optional<uint64_t> left_cells_;  // not zero once this step's keys were peeled
 
   index::DeviceCounted keys_, fix_up_, stuck_;
   cuda::Mailbox topped_, peeled_;
   cuda::DeviceBuffer cells_, escape_, top_;  // planes
   cuda::DeviceBuffer stuck_values_;          // plane: integers of stuck keys
   cuda::DeviceBuffer fix_values_;            // plane: elements that escaped; or decoded ones
-  cuda::DeviceBuffer local_escape_, values_, starts_, ends_, slots_, workspace_, found_;
+  cuda::DeviceBuffer local_escape_, given_, starts_, positions_, numbers_, slots_, workspace_,
+      found_;
 };
 
 }  // namespace addend::exact

@@ -20,18 +20,31 @@ struct Quanta {
   RangeRules rules;
 };
 
+/// Keys sorted by chunks, in whatever order inside one. Hashes spread keys evenly: chunks have
+/// equal room, as many slots as cells. Only where that is not enough are they counted first.
+struct SketchBins {
+  uint64_t* given;      ///< keys of each chunk, and then: whether one had no room
+  uint64_t* starts;     ///< of chunks that were counted: a chunk's first slot; shape.chunks + 1
+  uint64_t* positions;  ///< of the keys in slots
+  int64_t* numbers;     ///< their integers
+  bool counted;
+};
+
 /// Adds the integers of a gradient's non-zeros to cells. Words of 64 elements whose values do not
 /// all fit the window escape, and add nothing.
 struct InsertCall {
   Quanta quanta;
   const void* gradient;
   const uint64_t* bitmap;  ///< of its non-zeros
+  const void* kept;        ///< slots of its tiles
   uint64_t words;
   SketchShape shape;
-  uint64_t* cells;   ///< zeros
+  bool sorted;       ///< as SketchRoom says; else `bins` are not looked at
+  SketchBins bins;   ///< not counted
+  uint64_t* cells;   ///< plane
   uint64_t* escape;  ///< plane, and a copy of it; null by formats
   uint64_t* local_escape;
-  uint32_t* top;  ///< plane, 0: the exponent of the largest value, plus kTopBias
+  uint32_t* top;  ///< plane: the exponent of the largest value, plus kTopBias
 };
 
 /// Of a union: the keys that escape, and the others. The letter: the folded top.
@@ -47,34 +60,35 @@ struct SplitCall {
   uint64_t sequence;
 };
 
-/// A key: where it is, and its rank, whose highest bit is set once the key was peeled.
-struct SketchKey {
-  uint64_t position;
-  uint64_t rank;
-};
+/// Which keys were peeled, of those of a chunk that has more than cells: the highest bit of their
+/// positions.
 inline constexpr uint64_t kPeeled = uint64_t{1} << 63;
+
+/// What the device has for a shape.
+struct SketchRoom {
+  bool sorts;          ///< whether keys are sorted to be inserted
+  bool counts;         ///< whether chunks have to be counted to be peeled, as there are so many
+  bool peels_shared;   ///< whether a CTA peels in its own memory
+  uint32_t ctas;       ///< that peel at once
+  uint64_t workspace;  ///< bytes for each of them
+};
 
 struct PeelCall {
   SketchShape shape;
+  SketchRoom room;
   index::CountedUnion keys;
+  SketchBins bins;
+  uint32_t* slots;  ///< by rank: where a key is in the bins
   uint64_t* cells;
-  int64_t* values;      ///< by rank
-  uint64_t* stuck;      ///< bitmap of keys.count bits
-  uint64_t* starts;     ///< a chunk's first slot; shape.chunks + 1
-  uint64_t* ends;       ///< behind its last one; shape.chunks
-  SketchKey* slots;     ///< of keys
-  uint32_t* workspace;  ///< peel_workspace words for each of `ctas`
-  uint32_t ctas;
-  bool counts_in_shared;
-  uint64_t* found;  ///< and the letter: stuck keys
+  uint64_t* stuck;  ///< bitmap of keys.count bits
+  void* workspace;
+  /// Two, and the letter: stuck keys, or kNoRoom if chunks have to be counted; cells that are not
+  /// zero now.
+  uint64_t* found;
   cuda::Mail* mail;
   uint64_t sequence;
 };
-/// What a CTA has for a chunk, in words: the cells with one key, and for each cell how many keys
-/// are left and the sum of their numbers, unless these are in its own memory.
-ADDEND_HOST_DEVICE inline uint64_t peel_workspace(const SketchShape& shape, bool counts_in_shared) {
-  return (counts_in_shared ? 1 : 3) * shape.chunk_cells();
-}
+inline constexpr uint64_t kNoRoom = ~uint64_t{0};
 
 /// Elements at the positions of a bitmap that was counted.
 struct PickCall {
@@ -102,7 +116,8 @@ struct AssembleCall {
   Quanta quanta;
   float scale;
   index::CountedUnion all, keys, stuck, fix_up;  ///< without a bitmap: there are none
-  const int64_t* peeled;
+  const uint32_t* slots;                         ///< of keys, by rank
+  const int64_t* peeled;                         ///< by slot
   const int64_t* stuck_values;
   const void* fix_values;
   void* values;
@@ -110,12 +125,11 @@ struct AssembleCall {
 
 struct SketchKernels {
   static constexpr const char* kPart = "sketch";
-  static constexpr uint32_t kVersion = 1;
+  static constexpr uint32_t kVersion = 2;
 
+  int (*room)(const SketchShape& shape, SketchRoom* room);
   int (*insert)(const InsertCall& call, void* stream);
   int (*split)(const SplitCall& call, void* stream);
-  /// How many CTAs peel at once, at most, and whether each has room for counts of its own.
-  int (*peel_ctas)(const SketchShape& shape, uint32_t* ctas, bool* counts_in_shared);
   int (*peel)(const PeelCall& call, void* stream);
   int (*pick_quanta)(const PickCall& call, void* stream);
   int (*pick_elements)(const PickCall& call, void* stream);

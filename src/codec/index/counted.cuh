@@ -32,6 +32,27 @@ __device__ inline void for_each_half(const CountedUnion& u, const Visit& visit) 
   }
 }
 
+/// Positions of a row, whose half words the lanes of a warp have.
+constexpr uint32_t kListed = 1024;
+
+/// Room for a list of the calling warp's.
+template <uint32_t kWarps>
+__device__ inline uint16_t* list_of_warp() {
+  __shared__ uint16_t lists[kWarps][kListed];
+  return lists[threadIdx.x / 32];
+}
+
+/// Lists which places of a row have a bit, ascending, and returns how many: then each lane has one,
+/// however they lie. Before the list is made anew the warp has to come together.
+__device__ inline uint32_t list_bits(uint32_t bits, uint16_t* list) {
+  const uint32_t lane = threadIdx.x % 32, end = sum_up_to(ones(bits), lane);
+  uint16_t* next = list + end - ones(bits);
+  for (uint32_t left = bits; left != 0; left &= left - 1)
+    *next++ = static_cast<uint16_t>(lane * 32 + lowest(left));
+  __syncwarp();
+  return __shfl_sync(kAll, end, 31);
+}
+
 /// Calls visit(position, rank), for all positions of the union, by the lanes of a warp: rows of 32
 /// positions are visited where the union has some, a lane a position.
 template <uint32_t kWarps, typename Visit>
