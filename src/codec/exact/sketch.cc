@@ -6,6 +6,7 @@
 #include "codec/exact/sketch.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -13,6 +14,7 @@
 #include <string>
 
 #include "base/bits.h"
+#include "codec/exact/sketch_homes.h"
 #include "wire/sketch_hash.h"
 
 namespace addend::exact {
@@ -20,33 +22,6 @@ namespace {
 
 uint32_t lane_shift(const SketchShape& shape) {
   return static_cast<uint32_t>(std::countr_zero(shape.lanes));
-}
-
-// Cell numbers that are kept for a key: three take the room of four.
-constexpr uint32_t homes_room(uint32_t hashes) { return std::bit_ceil(hashes); }
-
-// The cells of one key inside its chunk, all numbers in one or two aligned loads or stores.
-template <typename CellId, uint32_t kHashes>
-struct alignas(homes_room(kHashes) * sizeof(CellId)) Homes {
-  CellId cell[homes_room(kHashes)];
-};
-
-template <typename CellId, uint32_t kHashes>
-Homes<CellId, kHashes> homes_of(const SketchShape& shape, uint64_t hash, uint64_t position) {
-  uint32_t rows[homes_room(kHashes)] = {};
-  uint32_t first = 0;
-  if constexpr (kHashes == ADDEND_SKETCH_RUN) {
-    first = addend_sketch_run(hash, shape.starts, shape.table_rows, rows);
-  } else {
-    addend_sketch_rows(hash, kHashes, shape.table_rows, rows);
-  }
-  const auto lane = static_cast<uint32_t>(position) & (shape.lanes - 1);
-  Homes<CellId, kHashes> homes;
-  for (uint32_t j = 0; j < homes_room(kHashes); ++j) {
-    homes.cell[j] =
-        static_cast<CellId>(((first + j) * shape.table_rows + rows[j]) * shape.lanes + lane);
-  }
-  return homes;
 }
 
 // Writes the positions of the set bits, ascending. Eight at a time, needed or not: the loop count
@@ -140,25 +115,28 @@ void Sketch::distribute(const SketchShape& shape, const KeySet& keys, const int6
 // Puts every key into the next slot of its chunk; false if a chunk has no slot left.
 template <typename CellId, uint32_t kWords, uint32_t kHashes>
 bool Sketch::spread(const SketchShape& shape, uint64_t keys, const int64_t* values) {
+  constexpr uint64_t kBatch = 256;
+  std::array<uint64_t, kBatch> chunks;
+  std::array<Homes<CellId, kHashes>, kBatch> found;
   const auto* starts = starts_.as<uint64_t>();
   const auto* positions = positions_.as<uint64_t>();
   auto* ends = ends_.as<uint64_t>();
   auto* homes = homes_.as<Homes<CellId, kHashes>>();
   auto* slots = slots_.as<int64_t>();
-  const SketchShape local = shape;  // in registers: stores below could alias the caller's
-  const uint32_t words = kWords != 0 ? kWords : local.words;
-  const uint32_t shift = lane_shift(local);
-  std::copy_n(starts, local.chunks, ends);
-  for (uint64_t i = 0; i < keys; ++i) {
-    const uint64_t hash = addend_sketch_hash(local.seed, positions[i] >> shift);
-    const uint32_t chunk = addend_sketch_chunk(hash, local.chunks);
-    const uint64_t slot = ends[chunk]++;
-    if (slot == starts[chunk + 1]) [[unlikely]]
-      return false;
-    homes[slot] = homes_of<CellId, kHashes>(local, hash, positions[i]);
-    if (values == nullptr) continue;
-    for (uint32_t w = 0; w < words; ++w)
-      slots[slot * words + w] = values[i * words + w];
+  const uint32_t words = kWords != 0 ? kWords : shape.words;
+  std::copy_n(starts, shape.chunks, ends);
+  for (uint64_t first = 0; first < keys; first += kBatch) {
+    const uint64_t count = std::min(kBatch, keys - first);
+    find_homes(shape, positions + first, count, chunks.data(), found.data());
+    for (uint64_t i = 0; i < count; ++i) {
+      const uint64_t slot = ends[chunks[i]]++;
+      if (slot == starts[chunks[i] + 1]) [[unlikely]]
+        return false;
+      homes[slot] = found[i];
+      if (values == nullptr) continue;
+      for (uint32_t w = 0; w < words; ++w)
+        slots[slot * words + w] = values[(first + i) * words + w];
+    }
   }
   return true;
 }
