@@ -9,6 +9,7 @@
 
 #include "base/bits.h"
 #include "base/chunks.h"
+#include "codec/index/ahead.h"
 #include "codec/index/kernels.h"
 
 namespace addend::index {
@@ -84,6 +85,17 @@ void TwoLevelIndex::for_each_run(const Chunk& chunk, Visit&& visit) const {
       bit += is_partial ? length : 0;
     }
   }
+}
+
+// The same, for who reads or writes the gradient there.
+template <typename Visit>
+void TwoLevelIndex::for_each_run_of(const Chunk& chunk, const void* gradient,
+                                    const Visit& visit) const {
+  Ahead<Run, Visit> ahead(visit);
+  for_each_run(chunk, [&](const Run& run) {
+    ahead.add(run, at(gradient, run.begin, width_), run.length * width_);
+  });
+  ahead.flush();
 }
 
 template <typename Visit>
@@ -272,7 +284,7 @@ void TwoLevelIndex::pack_values(const void* gradient, void* values) const {
 void TwoLevelIndex::pack_chunk(const Chunk& chunk, const void* gradient, void* values) const {
   uint64_t rank = chunk.rank;
   const uint64_t end = chunk.rank + chunk.size;
-  for_each_run(chunk, [&](const Run& run) {
+  for_each_run_of(chunk, gradient, [&](const Run& run) {
     if (!run.is_partial) {
       std::memcpy(at(values, rank, width_), at(gradient, run.begin, width_), run.length * width_);
       rank += run.length;

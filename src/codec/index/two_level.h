@@ -85,6 +85,8 @@ class TwoLevelIndex {
   template <typename Visit>
   void for_each_run(const Chunk& chunk, Visit&& visit) const;
   template <typename Visit>
+  void for_each_run_of(const Chunk& chunk, const void* gradient, const Visit& visit) const;
+  template <typename Visit>
   void for_each_piece_of(const Run& run, Visit&& visit) const;
   void read_elements(const Piece& piece, uint64_t* words) const;
   void copy_words(const Chunk& chunk, const uint64_t* bitmap);
