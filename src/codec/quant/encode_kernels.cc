@@ -3,7 +3,9 @@
 // first-level cache, so the cost is arithmetic: per vector of sixteen elements about 8 operations
 // inside it and 1 per further stage for the transform, and about 15 for rounding. Vectors narrower
 // than sixteen lanes add up their part of the sixteen running sums one after the other.
+#include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "base/simd.h"
 #include "codec/quant/block.h"
@@ -191,9 +193,9 @@ struct Uniform {};
 HWY_INLINE VF clamped(const Constants& k, VF x) {
   return hn::Min(hn::Max(hn::Add(hn::Mul(x, k.scale), k.middle), hn::Zero(DF())), k.top);
 }
+HWY_INLINE VF to_cell(VF y) { return hn::Add(y, hn::Set(DF(), kToCell)); }
 HWY_INLINE VI cell_of(VF y) {
-  return hn::And(hn::ShiftRight<kCellShift>(hn::BitCast(DI(), hn::Add(y, hn::Set(DF(), kToCell)))),
-                 hn::Set(DI(), 0xFF));
+  return hn::And(hn::ShiftRight<kCellShift>(hn::BitCast(DI(), to_cell(y))), hn::Set(DI(), 0xFF));
 }
 
 // The level, or its index, in the low byte of each lane; see kToByte.
@@ -270,11 +272,13 @@ template <uint32_t kRegisters>
 struct ByteTable {
   HWY_INLINE explicit ByteTable(const float* table) {
     for (uint32_t r = 0; r < kRegisters; ++r) {
-      alignas(16) uint8_t entries[16];
-      for (uint32_t l = 0; l < 16; ++l)
-        entries[l] = static_cast<uint8_t>(static_cast<int32_t>(table[r * 16 + l]));
-      registers[r] =
-          _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(entries)));
+      const float* from = table + r * 16;
+      const __m256i words = _mm256_permute4x64_epi64(
+          _mm256_packus_epi32(_mm256_cvttps_epi32(_mm256_loadu_ps(from)),
+                              _mm256_cvttps_epi32(_mm256_loadu_ps(from + 8))),
+          0xD8);
+      registers[r] = _mm256_broadcastsi128_si256(
+          _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
     }
   }
   HWY_INLINE __m256i operator()(const __m256i at[kRegisters]) const {
@@ -300,10 +304,10 @@ HWY_INLINE __m256i rounded_up(const VF y[4], const VF lower[4], const VF step[4]
   return woven(up[0], up[1], up[2], up[3]);
 }
 
-// The levels, or indices, of four vectors, woven. `moved` is y + kToCell.
+// The levels, or indices, of four vectors, woven.
 template <bool kIndices, uint32_t kRegisters>
-HWY_INLINE __m256i round_four(const ByteTables<kRegisters>& tables, const VF y[4], const VF[4],
-                              __m256i cells, const VF threshold[4]) {
+HWY_INLINE __m256i round_four(const ByteTables<kRegisters>& tables, const VF y[4], __m256i cells,
+                              const VF threshold[4]) {
   __m256i at[kRegisters];
   for (uint32_t r = 0; r < kRegisters; ++r) {
     const auto first = _mm256_set1_epi8(static_cast<char>(r * 16));
@@ -321,37 +325,54 @@ HWY_INLINE __m256i round_four(const ByteTables<kRegisters>& tables, const VF y[4
 }
 
 template <bool kIndices>
-HWY_INLINE __m256i round_four(const Uniform&, const VF y[4], const VF moved[4], __m256i cells,
-                              const VF threshold[4]) {
+HWY_INLINE __m256i round_four(const Uniform&, const VF y[4], __m256i cells, const VF threshold[4]) {
   const auto whole = hn::BitCast(DF(), hn::Set(DI(), -(1 << kCellShift)));
   VF lowers[4];
   for (uint32_t j = 0; j < 4; ++j)
-    lowers[j] = hn::Sub(hn::And(moved[j], whole), hn::Set(DF(), kToCell));
+    lowers[j] = hn::Sub(hn::And(to_cell(y[j]), whole), hn::Set(DF(), kToCell));
   return _mm256_sub_epi8(cells, rounded_up(y, lowers, threshold));
 }
 
+// Four vectors as far as their cells, which are woven.
+struct Four {
+  VF y[4];
+  __m256i cells;
+};
+HWY_INLINE Four cells_of_four(const Constants& k, const float* x) {
+  const DF d;
+  Four four;
+  __m256i bits[4];
+  for (uint32_t j = 0; j < 4; ++j) {
+    four.y[j] = clamped(k, hn::LoadU(d, x + j * kWidth));
+    bits[j] = hn::BitCast(DI(), to_cell(four.y[j])).raw;
+  }
+  four.cells = woven(
+      _mm256_srli_epi32(bits[0], kCellShift), _mm256_srli_epi32(bits[1], kCellShift - 8),
+      _mm256_slli_epi32(bits[2], 16 - kCellShift), _mm256_slli_epi32(bits[3], 24 - kCellShift));
+  return four;
+}
+
+// Where levels are looked up, cells are found one four ahead: either half of the work is a long
+// chain of operations, and so there are two chains at a time.
 template <bool kIndices, typename Levels>
 HWY_INLINE void quantise_fours(const Levels& levels, const Quantiser& q,
                                const float* HWY_RESTRICT x, uint64_t n, uint8_t* HWY_RESTRICT out) {
   const DF d;
+  constexpr uint64_t kFour = 4 * kWidth;
+  constexpr bool kAhead = !std::is_same_v<Levels, Uniform>;
   const Constants k{hn::Set(d, q.scale), hn::Set(d, q.middle), hn::Set(d, q.top)};
   const float* next = q.next == nullptr ? x : q.next;
   const int half = q.next_half ? 1 : 0;
-  for (uint64_t i = 0; i < n; i += 4 * kWidth) {
+  Four ahead = cells_of_four(k, x);
+  for (uint64_t i = 0; i < n; i += kFour) {
     hwy::Prefetch(next + (i >> half));
     hwy::Prefetch(next + ((i + kLanes) >> half));
-    VF y[4], moved[4], threshold[4];
-    __m256i bits[4];
-    for (uint32_t j = 0; j < 4; ++j) {
-      y[j] = clamped(k, hn::LoadU(d, x + i + j * kWidth));
-      moved[j] = hn::Add(y[j], hn::Set(d, kToCell));
-      bits[j] = hn::BitCast(DI(), moved[j]).raw;
+    const Four four = kAhead ? ahead : cells_of_four(k, x + i);
+    if (kAhead) ahead = cells_of_four(k, x + std::min(i + kFour, n - kFour));
+    VF threshold[4];
+    for (uint32_t j = 0; j < 4; ++j)
       threshold[j] = hn::LoadU(d, q.thresholds + i % kThresholds + j * kWidth);
-    }
-    const __m256i cells = woven(
-        _mm256_srli_epi32(bits[0], kCellShift), _mm256_srli_epi32(bits[1], kCellShift - 8),
-        _mm256_slli_epi32(bits[2], 16 - kCellShift), _mm256_slli_epi32(bits[3], 24 - kCellShift));
-    store_woven(round_four<kIndices>(levels, y, moved, cells, threshold), kIndices,
+    store_woven(round_four<kIndices>(levels, four.y, four.cells, threshold), kIndices,
                 out + (kIndices ? i / 2 : i));
   }
 }
