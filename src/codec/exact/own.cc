@@ -8,6 +8,7 @@
 
 #include "base/bits.h"
 #include "codec/convert.h"
+#include "codec/index/ahead.h"
 #include "wire/element.h"
 
 namespace addend::exact {
@@ -164,23 +165,32 @@ void OwnMessage::mark(uint64_t* bitmap) const {
 }
 
 void OwnMessage::add_to(void* gradient) const {
+  struct Run {
+    uint64_t begin, length;
+  };
   uint64_t rank = 0;
-  for_each_run([&](uint64_t begin, uint64_t length) {
+  const auto add = [&](const Run& run) {
     if (dtype_ == DType::kF32) {
-      float* sums = static_cast<float*>(gradient) + begin;
+      float* sums = static_cast<float*>(gradient) + run.begin;
       const float* values = static_cast<const float*>(values_) + rank;
-      for (uint64_t i = 0; i < length; ++i)
+      for (uint64_t i = 0; i < run.length; ++i)
         sums[i] += values[i];
     } else {
-      for (uint64_t i = 0; i < length; ++i) {
+      for (uint64_t i = 0; i < run.length; ++i) {
         store_float(
-            dtype_, gradient, begin + i,
-            load_float(dtype_, gradient, begin + i) + load_float(dtype_, values_, rank + i));
+            dtype_, gradient, run.begin + i,
+            load_float(dtype_, gradient, run.begin + i) + load_float(dtype_, values_, rank + i));
       }
     }
-    rank += length;
+    rank += run.length;
+  };
+  index::Ahead<Run, decltype(add)> ahead(add);
+  for_each_run([&](uint64_t begin, uint64_t length) {
+    const uint64_t width = dtype_bytes(dtype_);
+    ahead.add({begin, length}, static_cast<uint8_t*>(gradient) + begin * width, length * width);
     return true;
   });
+  ahead.flush();
 }
 
 }  // namespace addend::exact
