@@ -50,7 +50,7 @@ struct NetworkHint {
   bool gathers = false;    ///< lanes with bounds (Plane) travel from their owner alone: a mesh
   /// Whoever adds has narrow sums, and no worker is on a device, which has none: quant without
   /// `bits`, `carrier`, `down` and `feedback` then takes 8 bits both ways where whole sums would
-  /// take 16.
+  /// take 16, and with bits=1 to 3 it sends so many (without another result).
   bool narrows = false;
 };
 

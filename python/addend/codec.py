@@ -41,7 +41,7 @@ class Codec:
     bucket. `first_step`: the number of the first step. `latency_us`, `gbit_per_s`, `gathers` (the
     reducer is a mesh): hints about the network; they change the choice of mode, never the result.
     `narrows`: whoever adds has narrow sums and no worker is on a device, so that `quant` for 18
-    workers or more may use them.
+    workers or more, and of 1 to 3 bits, may use them.
     `device`: "cpu" or "cuda"; there addresses are device memory, and everything is enqueued on
     `stream` (a cudaStream_t as a number), so that calls return before it is done.
     """

@@ -53,6 +53,16 @@ Status fill_lane(Options& options, const Layout& layout, const CodecSpec& spec) 
   return {};
 }
 
+// Levels of one to three bits take a byte, their indices half of one. As narrow sums they take what
+// they say, and sums that fit eight bits come back whole: the result is the same.
+bool fits_narrow_sums(const Options& options, const Layout& layout, const CodecSpec& spec) {
+  const bool free =
+      !gives(spec, "down") && (options.carrier == Carrier::kIndices || !gives(spec, "carrier"));
+  const uint64_t most = std::max((1u << options.bits) - 1, options.granularity);
+  return free && layout.network.narrows && options.bits >= 1 && options.bits <= 3 &&
+         layout.world * most <= lane_limit(Lane::kU8);
+}
+
 uint64_t largest_segment(const Layout& layout) {
   uint64_t largest = layout.segments.empty() ? layout.count : 0;
   for (const Segment& segment : layout.segments)
@@ -171,6 +181,11 @@ Result<Options> read_options(const CodecSpec& spec, const Layout& layout) {
       !gives(spec, "bits") && options.levels == Levels::kTable && options.granularity == 0;
   options.fills_lane = open && options.carrier == Carrier::kLevels;
   if (open) ADDEND_TRY(fill_lane(options, layout, spec));
+  if (fits_narrow_sums(options, layout, spec)) {
+    options.fills_carrier = options.carrier == Carrier::kLevels;
+    options.carrier = Carrier::kIndices;
+    options.down = 8;
+  }
   ADDEND_TRY(check(options, layout));
   return options;
 }

@@ -31,7 +31,8 @@ struct Options {
   Rounding rounding = Rounding::kCorrelated;
   Feedback feedback = Feedback::kNone;
   Carrier carrier = Carrier::kLevels;
-  uint32_t down = 0;  ///< bits of a sum on the way back; 0: as many as it needs
+  bool fills_carrier = false;  ///< indices were not asked for: what travels follows the network
+  uint32_t down = 0;           ///< bits of a sum on the way back; 0: as many as it needs
   NonFinite non_finite = NonFinite::kNan;
   Norms norms = Norms::kStep;  ///< kAhead: from the step before, with head-room
   Index index = Index::kNone;  ///< where the union is comes first; blocks are cut from its values

@@ -83,7 +83,8 @@ uint64_t QuantPlan::segment_fingerprint(uint64_t segment) const {
         options_.fills_lane ? kLaneBits : uint64_t{options_.bits}, options_.block,
         uint64_t{options_.granularity}, static_cast<uint64_t>(options_.levels),
         static_cast<uint64_t>(options_.rotation), static_cast<uint64_t>(options_.rounding),
-        static_cast<uint64_t>(options_.feedback), static_cast<uint64_t>(options_.carrier),
+        static_cast<uint64_t>(options_.feedback),
+        static_cast<uint64_t>(options_.fills_carrier ? Carrier::kLevels : options_.carrier),
         static_cast<uint64_t>(options_.non_finite)}) {
     print.add(choice);
   }

@@ -120,6 +120,28 @@ TEST(QuantOptions, WithoutBitsSumsOfManyWorkersAreNarrowedWhereThatCanBe) {
     EXPECT_EQ(lane_of(spec, 18, narrows), Op::kSumU16) << spec << " owns every rounding";
 }
 
+// Eight bits hold such sums whole, so nothing changes but what travels.
+TEST(QuantOptions, FewBitsTravelAsFewWhereSumsCanBeNarrowed) {
+  NetworkHint narrows;
+  narrows.narrows = true;
+  constexpr Op kNarrow[] = {Op::kNarrowSum18, Op::kNarrowSum28, Op::kNarrowSum38};
+  for (uint32_t bits = 1; bits <= 3; ++bits) {
+    const std::string spec = "quant:bits=" + std::to_string(bits);
+    const uint32_t most = 255 / ((1u << bits) - 1);
+    for (const char* with : {"", ",carrier=indices", ",feedback=float", ",levels=uniform"}) {
+      for (const uint32_t world : {1u, 2u, most})
+        EXPECT_EQ(lane_of(spec + with, world, narrows), kNarrow[bits - 1]) << spec << with;
+    }
+    EXPECT_EQ(lane_of(spec, most), Op::kSumU8) << "whoever adds may not know them";
+    EXPECT_EQ(lane_of(spec, most + 1, narrows), Op::kSumU16) << "they would be rounded again";
+    EXPECT_EQ(lane_of(spec + ",granularity=128", 2, narrows), Op::kSumU16) << "so would these";
+    EXPECT_EQ(lane_of(spec + ",carrier=levels", 2, narrows), Op::kSumU8) << "says what it wants";
+    EXPECT_EQ(lane_of(spec + ",down=full", 2, narrows), Op::kSumU8) << "says what it wants";
+  }
+  EXPECT_EQ(lane_of("quant:bits=4", 2, narrows), Op::kSumU8);
+  EXPECT_EQ(lane_of("quant:bits=4,carrier=indices", 2, narrows), Op::kTableSumU8);
+}
+
 // What travels does not depend on where one worker is, or workers would split.
 TEST(QuantOptions, ADeviceRefusesNarrowSumsByNameWhereverTheyComeFrom) {
   Layout layout = quant_layout(18, 64);
@@ -148,16 +170,20 @@ TEST(QuantOptions, ADeviceRefusesByNameWhatItHasNot) {
   }
 }
 
-// Bits may change under a residual.
+// Bits may change under a residual, and what carries them.
 TEST(QuantOptions, AResidualGoesOnWhereTheWorldGrowsBeyondALane) {
-  Layout layout = quant_layout(17, 3000);
-  layout.network.narrows = true;
-  const auto before = create("quant:feedback=float", layout);
-  ASSERT_TRUE(before);
-  layout.world = 18;
-  const auto after = create("quant:feedback=float", layout);
-  ASSERT_TRUE(after);
-  ASSERT_TRUE((*after)->load_segment(0, *(*before)->save_segment(0)));
+  const std::pair<const char*, uint32_t> lasts[] = {{"quant:feedback=float", 17},
+                                                    {"quant:bits=3,feedback=float", 36}};
+  for (const auto& [spec, last] : lasts) {
+    Layout layout = quant_layout(last, 3000);
+    layout.network.narrows = true;
+    const auto before = create(spec, layout);
+    ASSERT_TRUE(before) << spec;
+    layout.world = last + 1;
+    const auto after = create(spec, layout);
+    ASSERT_TRUE(after) << spec;
+    ASSERT_TRUE((*after)->load_segment(0, *(*before)->save_segment(0))) << spec;
+  }
 }
 
 TEST(Quant, EveryLengthAndTypeComesBackCloseAndAlikeOnAllRanks) {
