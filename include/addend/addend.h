@@ -191,7 +191,7 @@ ADDEND_API addend_status addend_codec_load_segment(addend_codec* codec, uint64_t
                                                    const void* state, uint64_t size);
 /* What error feedback keeps, in the gradient's own coordinates: `count` floats, 0 where nothing is
  * kept. Whoever adds it to the next gradient may do without this codec, and nothing is lost.
- * ADDEND_UNSUPPORTED for codecs that keep it in other coordinates, or on a device. */
+ * ADDEND_UNSUPPORTED for codecs that keep it on a device, in other coordinates. */
 ADDEND_API addend_status addend_codec_read_residual(const addend_codec* codec, float* residual);
 /* Multiplies what error feedback keeps, between steps, for gradients that come in other units from
  * now on (another loss scale). Powers of two lose no bit. */

@@ -185,7 +185,7 @@ class Codec:
     def read_residual(self, address: int) -> None:
         """Writes what error feedback keeps to `count` floats, in the gradient's coordinates: added
         to the next gradient, it is not lost without this codec. Unsupported for codecs that keep it
-        in other coordinates, or on a device."""
+        on a device, in other coordinates."""
         check(library.codec_read_residual(self._open(), address))
 
     def scale_residual(self, factor: float) -> None:

@@ -239,7 +239,7 @@ addend_status addend_codec_read_residual(const addend_codec* codec, float* resid
     if (!state) return fail(state.error());
     if (state->empty()) return ADDEND_OK;
     return fail(addend::make_error(
-        Errc::kUnsupported, "this codec keeps its residual in other coordinates, or on a device"));
+        Errc::kUnsupported, "this codec keeps its residual on a device, in other coordinates"));
   });
 }
 

@@ -52,17 +52,21 @@ Status QuantCodec::cut_blocks(const Layout& elements) {
   return reserve_scratch();
 }
 
+Status QuantCodec::reserve(Scratch& one) const {
+  const uint64_t largest = blocks_.largest();
+  ADDEND_TRY(one.signs.reserve(largest / 8));
+  ADDEND_TRY(one.rotated.reserve(largest * 4));
+  ADDEND_TRY(one.lost.reserve(largest * 4));
+  ADDEND_TRY(one.levels.reserve(largest));
+  if (options_.down != 0) ADDEND_TRY(one.nibbles.reserve(largest / 2));
+  return {};
+}
+
 // Grows with the threads and the blocks, and then stays.
 Status QuantCodec::reserve_scratch() {
-  const uint64_t largest = blocks_.largest();
   if (scratch_.size() < loop_threads()) scratch_.resize(loop_threads());
-  for (Scratch& one : scratch_) {
-    ADDEND_TRY(one.signs.reserve(largest / 8));
-    ADDEND_TRY(one.rotated.reserve(largest * 4));
-    ADDEND_TRY(one.lost.reserve(largest * 4));
-    ADDEND_TRY(one.levels.reserve(largest));
-    if (options_.down != 0) ADDEND_TRY(one.nibbles.reserve(largest / 2));
-  }
+  for (Scratch& one : scratch_)
+    ADDEND_TRY(reserve(one));
   return {};
 }
 

@@ -24,16 +24,18 @@
 #include "codec/index/kernels.h"
 #include "codec/index/union_index.h"
 #include "codec/quant/plan.h"
+#include "codec/readable_residual.h"
 
 namespace addend::quant {
 
 Result<std::unique_ptr<Codec>> create_quant(const CodecSpec& spec, const Layout& layout);
 
-class QuantCodec final : public QuantPlan {
+class QuantCodec final : public QuantPlan, public ReadableResidual {
  public:
   static Result<std::unique_ptr<QuantCodec>> make(const Layout& layout, const Options& options);
 
   uint64_t memory_bytes() const override;
+  Status add_residual(float* to) const override;
 
   /// For a codec whose values these are, between steps: what workers must share but for the step;
   /// the number of the next step; and what this worker's levels lost in the last one, in the
@@ -86,6 +88,7 @@ class QuantCodec final : public QuantPlan {
   void finish_index(void* gradient);
 
   Status cut_blocks(const Layout& elements);
+  Status reserve(Scratch& one) const;
   Status reserve_scratch();
   template <typename Body>
   void for_each_block(const Body& body);

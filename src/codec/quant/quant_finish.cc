@@ -105,12 +105,13 @@ void QuantCodec::take_draft() {
   residual_.take_draft();
 }
 
-// mine.lost = the residual of a block, as its elements are.
+// mine.lost = the residual of a block, as its elements are. REQUIRES: it is not kept by position.
 void QuantCodec::unrotate_residual(Scratch& mine, uint64_t b) const {
   const Block& at = blocks_[b];
-  auto* rotated = mine.rotated.as<float>();
+  auto* rotated = rotates() ? mine.rotated.as<float>() : mine.lost.as<float>();
   std::fill_n(rotated, at.size, 0.0f);
   residual_.add_to(b, at.place, at.size, rotated);
+  if (!rotates()) return;
   for (uint64_t i = 0; i < at.size; ++i)
     rotated[i] /= static_cast<float>(at.size);
   unrotate(rotated, signs(mine, at, step_ / sign_period()), at.size, mine.lost.as<float>());
@@ -126,6 +127,24 @@ void QuantCodec::turn_residual() {
     rotate(mine.lost.as<float>(), signs(mine, at, step_ / sign_period() + 1), at.size, rotated);
     residual_.store(b, at.place, at.size, rotated);
   });
+}
+
+// What is owed to the padding of a block nobody is going to miss.
+Status QuantCodec::add_residual(float* to) const {
+  if (!residual_.any()) return {};
+  if (indexed()) {
+    residual_.add_to(0, 0, layout().count, to);
+    return {};
+  }
+  Scratch mine;  // of a step that may be prepared elsewhere
+  ADDEND_TRY(reserve(mine));
+  for (uint64_t b = 0; b < blocks_.size(); ++b) {
+    unrotate_residual(mine, b);
+    const auto* owed = mine.lost.as<float>();
+    for (uint64_t i = 0; i < blocks_[b].elements; ++i)
+      to[blocks_[b].begin + i] += owed[i];
+  }
+  return {};
 }
 
 Status QuantCodec::take_residual(float* to) {
