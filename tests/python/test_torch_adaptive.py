@@ -360,6 +360,18 @@ def test_a_probe_that_was_disturbed_does_not_count(
     assert seen.probes[1].decode_s == pytest.approx(4e-3)
 
 
+@pytest.mark.parametrize("elements", [100, 1 << 18])
+def test_what_was_seen_of_a_gradient_outlives_its_sum(elements: int) -> None:
+    """Which is made in the same memory, before ranks exchange what they saw."""
+    looker = _look.Looker(candidates_for("", 2), 0, lambda index: None, (), fed=False)
+    gradient = torch.ones(elements)
+    seen = looker.look(0, gradient, [], [])
+    looker.close()
+    gradient.fill_(7)
+    assert seen.energy() == elements
+    assert set(seen.sample.tolist()) == {1.0}
+
+
 @pytest.mark.parametrize("fed", [False, True])
 def test_gains_of_all_densities_are_known_without_a_probe(fed: bool) -> None:
     """10 ones in a hundred; one bucket owes 9 times as much, which is gravac's to count."""

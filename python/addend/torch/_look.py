@@ -216,7 +216,8 @@ class Looker:
         """`asked`: candidates to try."""
         flat = buffer.detach()
         stride = max(1, -(-flat.numel() // _SAMPLE))
-        sample = flat[::stride].to("cpu", torch.float32)
+        # A copy: where sums are made in place, there is another thing soon.
+        sample = flat[::stride].to("cpu", torch.float32, copy=True)
         shape = Shape(index, flat.numel(), flat.nbytes, flat.dtype, flat.device.type)
         tables = self._table_ranges(parameters)
         mask = _mask(tables, flat.numel())[::stride] if tables else None
