@@ -62,6 +62,7 @@ struct Tried {
   Plan plan;
   double promised_s = 0;  // a step, when it was chosen; 0: of another link
   double own_s = 0;
+  double least_s = 0;    // a step of its fastest window: it is not foreseen to be faster than ever
   uint64_t windows = 0;  // that showed it
   uint64_t window = 0;   // the latest in which it ran
 };
@@ -118,7 +119,9 @@ class Auto final : public Controller {
 
   double step_s(const Plan& plan) const {
     if (plan == plan_ && now_s_ > 0) return now_s_;
-    return costs_.lanes_s(plan) + rest_s_ + own_s(plan);
+    const double foreseen_s = costs_.lanes_s(plan) + rest_s_ + own_s(plan);
+    const auto one = find_tried(plan);
+    return one == tried_.end() ? foreseen_s : std::max(foreseen_s, one->least_s);
   }
 
   // Where cores are shared, codecs slow down what no lane shows: if the plan ran lately, its own
@@ -160,6 +163,13 @@ class Auto final : public Controller {
     } else if (one->windows + 1 == kDwell && one->promised_s > 0) {
       surprise_ = std::max(surprise_, std::min(kMostSpread, now / one->promised_s - 1));
     }
+  }
+
+  // Windows of one plan differ by noise, and what one takes away from the machine's part all others
+  // seem to have gained.
+  void keep_least(double now) {
+    Tried& mine = tried_[static_cast<std::size_t>(find_tried(plan_) - tried_.begin())];
+    mine.least_s = mine.least_s > 0 ? std::min(mine.least_s, now) : now;
   }
 
   // Of what lanes do not show, a plan's first windows say what is its own, against the plan before

@@ -459,6 +459,24 @@ TEST(Guard, AColdFirstWindowKeepsNoBetterPlanAway) {
   }
 }
 
+// Beside a slow dense window a cast seems to drag nothing. When a quantiser's steps show that the
+// machine was not that slow, the cast is known to drag, and is not tried again.
+TEST(Guard, APlanThatRanBesideASlowWindowKeepsWhatItTook) {
+  SimulatedTraining job = slow_job();
+  job.setup.candidates[kCast].bits = 8;
+  job.drag_s[kCast] = 0.06;
+  job.drag_s[kDense] = 0.3;
+  ControlledRun run(job);
+  ASSERT_EQ(run.go(1).plan, all(job, kCast));
+  job.drag_s[kDense] = 0;
+  ASSERT_EQ(run.go(10).plan, all(job, kQuant));
+  const double cast_s = job.step(all(job, kCast));
+  while (job.step(all(job, kQuant)) < 1.1 * (cast_s - job.drag_s[kCast]))
+    job.seconds_per_element[kQuant] *= 1.1;
+  ASSERT_LT(job.step(all(job, kQuant)), 0.95 * cast_s);
+  EXPECT_EQ(switches_in(run, 8), 0u);
+}
+
 // The window before a plan's first one was slow: that is no merit of the plan's.
 TEST(Guard, ASlowWindowBeforeAPlanIsNotItsMerit) {
   SimulatedTraining job = slow_job();
