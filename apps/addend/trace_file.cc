@@ -88,8 +88,8 @@ control::Decision decision_of(const json& from) {
 
 control::Trace trace_of(const json& from) {
   if (from.at("format") != "addend-trace") throw std::runtime_error("another format");
-  if (from.at("version") != 2)
-    throw std::runtime_error("version " + from.at("version").dump() + ", this command reads 2");
+  if (from.at("version") != 3)
+    throw std::runtime_error("version " + from.at("version").dump() + ", this command reads 3");
   control::Trace trace;
   trace.setup = setup_of(from);
   const uint64_t buckets = trace.setup.buckets.size(), candidates = trace.setup.candidates.size();

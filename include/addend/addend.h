@@ -560,7 +560,7 @@ ADDEND_API uint32_t addend_controller_first_steps(const addend_controller* contr
 /* Doubles of one rank's signals: world, steps, step_s, dense_step_s, dense_network_s,
  * learning_rate; for each bucket ready_s, encode_s, network_s, decode_s, bytes, energy,
  * mean_energy, union_density, error, residual, nonfinite, whole_energy, and for each of its
- * candidates encode_s, decode_s, bytes, error, kept. NaN: not known. */
+ * candidates encode_s, decode_s, bytes, error, kept, probe_s. NaN: not known. */
 ADDEND_API uint64_t addend_controller_signals(const addend_controller* controller);
 /* `signals`: of all ranks, in their order, the same on all of them. */
 ADDEND_API addend_status addend_controller_decide(addend_controller* controller,

@@ -108,9 +108,10 @@ struct BucketSignals {
 struct CandidateSignals {
   double encode_s = 0;
   double decode_s = 0;
-  double bytes = 0;  ///< of one rank; NaN: by Candidate::bits
-  double error = 0;  ///< relative squared error
-  double kept = 0;   ///< share of BucketSignals::whole_energy, for kBiased: the gain
+  double bytes = 0;    ///< of one rank; NaN: by Candidate::bits
+  double error = 0;    ///< relative squared error
+  double kept = 0;     ///< share of BucketSignals::whole_energy, for kBiased: the gain
+  double probe_s = 0;  ///< that finding this out took; 0: not known
 };
 
 struct Observation {

@@ -38,7 +38,7 @@ BUCKET_SIGNALS = (
     "nonfinite",
     "whole_energy",
 )
-CANDIDATE_SIGNALS = ("encode_s", "decode_s", "bytes", "error", "kept")
+CANDIDATE_SIGNALS = ("encode_s", "decode_s", "bytes", "error", "kept", "probe_s")
 
 
 class Candidate(NamedTuple):

@@ -83,6 +83,7 @@ class Auto final : public Controller {
     if (seen.step.world > 0 && seen.step.world != setup_.world) {
       setup_.world = static_cast<uint32_t>(seen.step.world);
       forget();
+      return begin_anew(seen);
     }
     const bool moved = costs_.learn(seen, plan_);
     look(seen);
@@ -194,6 +195,22 @@ class Auto final : public Controller {
     }
   }
 
+  // The window just over was another world's: nothing of it is learnt, not even of its gradients.
+  Decision begin_anew(const Observation& seen) {
+    Decision out;
+    out.window = window_;
+    out.plan = plan_;
+    out.why.assign(buckets(), Reason::kWarmUp);
+    out.steps = first_steps();
+    for (uint64_t i = 0; i < buckets() * candidates(); ++i)
+      out.probe.push_back(i % candidates() > 0 ? 1 : 0);
+    out.realised_s = seen.step.step_s;
+    out.latency_s = costs_.latency_s();
+    out.bytes_per_s = costs_.bytes_per_s();
+    ++window_;
+    return out;
+  }
+
   // As if nothing had been seen yet: of another world, nothing holds.
   void forget() {
     costs_ = Costs(setup_);
@@ -210,6 +227,11 @@ class Auto final : public Controller {
     tried_.clear();
     fresh_ = false;
     now_s_ = rest_s_ = before_s_ = spread_ = surprise_ = 0;
+    rate_ = std::nan("");
+    rate_changed_ = provisional_ = false;
+    changed_at_ = window_;
+    since_reference_ = cursor_ = 0;
+    credit_s_ = 0;
   }
 
   void look(const Observation& seen) {

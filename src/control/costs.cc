@@ -81,6 +81,7 @@ void Costs::learn_costs(const Observation& observation, std::span<const uint32_t
       take(probed.bytes, known.bytes);
       take(probed.error, known.error);
       take(probed.kept, known.kept);
+      if (probed.probe_s > 0) known.probe_s = probed.probe_s;
     }
     Cost& used = cost(b, plan[b]);
     compare(now.encode_s, used.encode_s, used.encode_excess);
@@ -253,6 +254,7 @@ double Costs::phi(std::span<const uint32_t> plan) const {
 double Costs::effort(uint64_t bucket, uint32_t candidate) const {
   const Cost& one = cost(bucket, candidate);
   const double known = (one.encode_s + one.decode_s) * std::min(1.0, excess_);
+  if (one.probe_s > 0) return one.probe_s;
   return std::isnan(known) ? static_cast<double>(setup_->buckets[bucket].bytes) / kGuessBytesPerS
                            : known;
 }

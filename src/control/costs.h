@@ -31,7 +31,7 @@ class Costs {
   double phi(uint64_t bucket, uint32_t candidate) const;
   /// That of all buckets, each as much as it has energy.
   double phi(std::span<const uint32_t> plan) const;
-  /// Seconds that encoding and decoding take, for a candidate that is known; else a guess.
+  /// Seconds that probing takes: as it did, or as long as encoding and decoding; else a guess.
   double effort(uint64_t bucket, uint32_t candidate) const;
 
   double latency_s() const { return latency_s_; }
@@ -43,6 +43,7 @@ class Costs {
     double bytes, error, kept;
     // Of steps over probes; NaN: no step had it yet.
     double encode_excess = std::nan(""), decode_excess = std::nan(""), kept_share = std::nan("");
+    double probe_s = 0;  // 0: not known
   };
 
   const Cost& cost(uint64_t bucket, uint32_t candidate) const {

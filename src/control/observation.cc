@@ -91,7 +91,7 @@ CandidateSignals reduce_candidate(const Ranks<CandidateSignals>& ranks,
                                   const Ranks<BucketSignals>& buckets) {
   using C = CandidateSignals;
   C all;
-  for (double C::*field : {&C::encode_s, &C::decode_s})
+  for (double C::*field : {&C::encode_s, &C::decode_s, &C::probe_s})
     all.*field = over<C>(ranks, field, larger);
   for (double C::*field : {&C::bytes, &C::error})
     all.*field = mean<C>(ranks, field);

@@ -47,6 +47,7 @@ class SimulatedTraining {
   double energy = 1;
   double residual = 0;
   double nonfinite = 0;
+  double probes = 1;  ///< times that a probe encodes and decodes a bucket
   std::vector<double> kept, error, seconds_per_element;  ///< of each candidate
   std::vector<double> drag_s;  ///< by which a step takes longer with it, and no lane shows why
   std::vector<double> excess;  ///< by which encoding takes longer than a probe shows
@@ -90,8 +91,8 @@ class SimulatedTraining {
                               bytes(b, c), energy, energy / 2, density, error[c], residual,
                               nonfinite, energy});
       for (uint32_t each = 0; each < setup.candidates.size(); ++each)
-        seen.candidates.push_back(
-            {codec_s(b, each), codec_s(b, each), none, probe_error(each), kept[each]});
+        seen.candidates.push_back({codec_s(b, each), codec_s(b, each), none, probe_error(each),
+                                   kept[each], 2 * probes * codec_s(b, each)});
     }
     return seen;
   }

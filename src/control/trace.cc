@@ -126,7 +126,7 @@ void write_decision(const Decision& decision, Writer& to) {
 
 std::string Trace::to_json() const {
   Writer to;
-  to.open('{').key("format").word("addend-trace").field("version", 2);
+  to.open('{').key("format").word("addend-trace").field("version", 3);
   write_setup(setup, to);
   to.key("windows").open('[');
   for (const Window& window : windows) {

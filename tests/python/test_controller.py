@@ -171,7 +171,7 @@ def test_what_is_no_trace_is_refused_in_words(trace: Path, tmp_path: Path) -> No
     for text, word in (
         (whole[:200], "not a trace"),
         ("{}", "format"),
-        (whole.replace('"version":2', '"version":1'), "version 1"),
+        (whole.replace('"version":3', '"version":2'), "version 2"),
         (whole.replace('"signals":[', '"signals":[1,'), "signals"),
         (whole.replace('"policy":"auto"', '"policy":"best"'), "best"),
         (whole.replace('"plan":[', '"plan":[0,'), "plan"),

@@ -299,14 +299,16 @@ class Adaptive:
         look = self._looks[shape.bucket]
         for number, candidate in enumerate(self._candidates):
             probed = number in look.probes
-            encode, decode, nbytes, error = look.probes.get(number, (math.nan,) * 4)
+            encode, decode, nbytes, error, took = look.probes.get(number, (math.nan,) * 5)
+            if self._fixed:
+                took = math.nan
             if probed and self._fixed:
                 kind = candidate.spec.partition(":")[0]
                 encode = decode = _FIXED_COST.get(kind, _FIXED_OTHER) * shape.elements
             # What a union takes is the controller's to say: a block of one rank's knows none.
             wire = nbytes if probed and candidate.union_bits == 0 else math.nan
             kept = look.gains.get(number, 1 - error if candidate.loss == BIASED else math.nan)
-            values += [encode, decode, wire, error, kept]
+            values += [encode, decode, wire, error, kept, took]
         return values
 
     def _learning_rate(self) -> float:

@@ -133,6 +133,7 @@ class Probe(NamedTuple):
     decode_s: float
     nbytes: float
     error: float
+    took_s: float  # to find this out
 
 
 class Look(NamedTuple):
@@ -263,6 +264,7 @@ class Looker:
             found.decode_s + share * exact.decode_s,
             found.nbytes,  # of tables: see Look.bytes_with
             found.error * seen.lossy_energy(),
+            found.took_s,
         )
 
     def residual_ratio(self, index: int, norm: float) -> float:
@@ -296,6 +298,7 @@ class Looker:
     ) -> Probe | None:
         """Seconds, bytes and relative error of a candidate for what it gets of the bucket, by a
         block of that."""
+        asked = time.perf_counter()
         avoided = [] if takes_tables(candidate.spec) else tables
         elements = flat.numel() - sum(end - begin for begin, end in avoided)
         if elements == 0:  # it would be `exact` under another name
@@ -341,6 +344,7 @@ class Looker:
             decode_s * share,
             report.wire_bytes * share,
             lost / energy if energy > 0 else 0.0,
+            time.perf_counter() - asked,
         )
 
     def _block(
