@@ -566,6 +566,10 @@ ADDEND_API uint64_t addend_controller_signals(const addend_controller* controlle
 ADDEND_API addend_status addend_controller_decide(addend_controller* controller,
                                                   const double* signals, uint32_t ranks,
                                                   addend_decision* decision);
+/* 1 where a window had better end now, because this learning rate is far from the one that was
+ * decided by: 1 on any rank ends it on all of them, which they have to ask each other. */
+ADDEND_API uint32_t addend_controller_rate_changed(const addend_controller* controller,
+                                                   double learning_rate);
 /* Everything it saw and decided, from the first window on and up to 64 MiB of signals, as JSON that
  * `addend replay` reads. Sizes as in addend_codec_save_state; the text has no NUL. */
 ADDEND_API addend_status addend_controller_trace(const addend_controller* controller, void* text,

@@ -169,6 +169,9 @@ class Controller {
   virtual uint32_t first_steps() const = 0;
   /// kInvalidArgument for an observation of another shape.
   virtual Result<Decision> decide(const Observation& observation) = 0;
+  /// Whether a window had better end now, because the learning rate is far from the one that was
+  /// decided by. A rank knows its own optimizer only: one that ends its window takes all with it.
+  virtual bool rate_changed(double /*learning_rate*/) const { return false; }
 };
 
 /// kInvalidArgument, with what is wrong in words: no candidate, one that is not dense in front, a

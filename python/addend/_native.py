@@ -196,6 +196,7 @@ controller_destroy void ptr
 controller_first_steps u32 ptr
 controller_signals u64 ptr
 controller_decide int ptr f64* u32 Decision*
+controller_rate_changed u32 ptr f64
 controller_trace int ptr ptr u64 u64*
 control_factors int str f64* u64 u64*
 """.splitlines(),

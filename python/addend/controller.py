@@ -116,6 +116,11 @@ class Controller:
         check(library.controller_decide(self._handle, values, ranks, native))
         return self._decision(native)
 
+    def rate_changed(self, learning_rate: float) -> bool:
+        """Whether a window had better end now, because this is far from what was decided by. If any
+        rank says so, all have to end it."""
+        return bool(library.controller_rate_changed(self._handle, learning_rate))
+
     def _decision(self, native: Any) -> Decision:
         buckets, all_of_them = self.buckets, self.buckets * len(self.candidates)
         return Decision(

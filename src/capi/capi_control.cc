@@ -135,6 +135,10 @@ uint64_t addend_controller_signals(const addend_controller* controller) {
   return controller == nullptr ? 0 : controller->signals();
 }
 
+uint32_t addend_controller_rate_changed(const addend_controller* controller, double learning_rate) {
+  return controller != nullptr && controller->controller->rate_changed(learning_rate) ? 1 : 0;
+}
+
 addend_status addend_controller_decide(addend_controller* controller, const double* signals,
                                        uint32_t ranks, addend_decision* decision) {
   return guarded([&] {

@@ -78,6 +78,10 @@ class Auto final : public Controller {
     return std::min(setup_.options.window, std::max(kFirstSteps, setup_.options.window / 10));
   }
 
+  bool rate_changed(double learning_rate) const override {
+    return std::fabs(learning_rate - rate_) > kRateChanged * rate_;
+  }
+
   Result<Decision> decide(const Observation& seen) override {
     ADDEND_TRY(check_shape(setup_, seen));
     if (seen.step.world > 0 && seen.step.world != setup_.world) {
@@ -147,7 +151,10 @@ class Auto final : public Controller {
     const double now = seen.step.step_s;
     now_s_ = moved || std::isnan(now) ? 0 : now;
     surprise_ -= surprise_ / kMemory;
-    if (now > 0 && !all_dense()) compare_with_promise(now, moved);
+    if (now > 0 && !all_dense()) {
+      compare_with_promise(now, moved);
+      if (!moved) keep_least(now);
+    }
     if (now > 0) share_rest(seen.step.dense_step_s);
     // What windows of one plan differ by, windows of two may differ by for no reason.
     if (before_s_ > 0 && now > 0 && window_ != changed_at_ + 1)
@@ -238,7 +245,7 @@ class Auto final : public Controller {
     const double rate = seen.step.learning_rate;
     if (!std::isnan(rate)) {
       if (std::isnan(rate_)) rate_ = rate;
-      rate_changed_ = std::fabs(rate - rate_) > kRateChanged * rate_;
+      rate_changed_ = rate_changed(rate);
       if (rate_changed_) rate_ = rate;
     }
     double energy = 0;
