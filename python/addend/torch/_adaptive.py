@@ -80,10 +80,11 @@ class Adaptive:
         seed: int,
         residual: Callable[[int], torch.Tensor | None],
         tables: Collection[int],
+        device: str,
     ) -> None:
         """`fixed`: plans follow from gradients alone, so times are not measured. `residual`: what
         a bucket still has to send; None: nothing. `tables`: ids of parameters that codecs which
-        would fill their zeros leave to `exact`."""
+        would fill their zeros leave to `exact`. `device`: the type of that of its gradients."""
         selector_of(options)  # which says what is wrong with it
         self._policy = policy_of(options)
         if self._policy == "gravac" and "every=" not in options:
@@ -92,7 +93,7 @@ class Adaptive:
             raise Unsupported("every= below 3: one step settles, one looks, none would be timed")
         self._options, self._engine, self._fixed = options, engine, fixed
         self._optimizer = optimizer
-        self._candidates = candidates_for(options, engine.world)
+        self._candidates = candidates_for(options, engine.world, device)
         fed = self._policy == "gravac"
         self._looker = Looker(self._candidates, seed, residual, tables, fed)
         # Also says what is wrong with the options, before anything depends on them.

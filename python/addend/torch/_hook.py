@@ -110,6 +110,7 @@ class Handle:
                 seed=seed,
                 residual=lambda index: self._buckets.kept(index),
                 tables={number for number, name in self._names.items() if name in specs.tables},
+                device=next(model.module.parameters()).device.type,
             )
         choose = None if self._adaptive is None else self._adaptive.spec
         self._buckets = Buckets(engine, specs, self._names, seed, choose)

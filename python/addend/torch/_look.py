@@ -16,7 +16,7 @@ from addend.controller import BIASED, LOSSLESS, UNBIASED, Candidate, factors
 from addend.reducer import alone
 from addend.torch import _log
 from addend.torch._bucket import DTYPES, rows_of
-from addend.torch._specs import check, keeps_residual, takes_tables, tuned
+from addend.torch._specs import check, keeps_residual, takes_tables, tuned, with_option
 
 # Of a bucket: elements by which ranks see how much of it is non-zero somewhere, and how far their
 # gradients agree; and elements of the block on which candidates are tried.
@@ -55,23 +55,33 @@ _CANDIDATES = (
 )
 
 
-def candidates_for(options: str, world: int) -> tuple[Candidate, ...]:
-    """Those that the policy goes through, as far as this library has them for so many ranks."""
+def _fed(one: Candidate) -> Candidate:
+    """With error feedback, if it keeps nothing by itself."""
+    if one.loss != UNBIASED:
+        return one
+    return one._replace(spec=with_option(one.spec, "feedback", "float"), loss=BIASED)
+
+
+def candidates_for(options: str, world: int, device: str = "cpu") -> tuple[Candidate, ...]:
+    """Those that the policy goes through, as far as this library has them for so many ranks.
+    `device`: the type of gradients'. What codecs keep moves between them on the host."""
     wanted = _CANDIDATES
     if policy_of(options) != "auto":
         selector = selector_of(options)
         wanted = (_DENSE, *(_selecting(factor, selector) for factor in factors(options)))
     found = []
     for one in wanted:
-        spec = tuned(one.spec)
+        tried = one._replace(spec=tuned(one.spec))
+        if device == "cpu":
+            tried = _fed(tried)
         try:
-            check(spec, world)
-            if one.loss == BIASED:
-                _check_residual(spec, world)
+            check(tried.spec, world)
+            if tried.loss == BIASED:
+                _check_residual(tried.spec, world)
         except Error as error:
-            _log.PLAN.info("adaptive does without %s: %s", spec, error)
+            _log.PLAN.info("adaptive does without %s: %s", tried.spec, error)
             continue
-        found.append(one._replace(spec=spec))
+        found.append(tried)
     return tuple(found)
 
 

@@ -16,7 +16,7 @@ MOST_INDEX_BITS = 4
 _KEEPERS = ("lowrank", "topk", "threshold", "dgc", "redsync", "random", "leader")
 ADAPTIVE = "adaptive"  # no codec: a controller chooses among several
 _LOSSLESS = ("exact", "dense")
-# What these keep, rotated or on a device or a velocity, cannot go along to another codec.
+# What these keep, on a device or as a velocity, cannot go along to another codec.
 _STAYERS = ("quant", "cast", "dgc")
 
 
