@@ -161,6 +161,36 @@ def test_with_measured_times_all_ranks_still_decide_alike(tmp_path: Path) -> Non
     assert (tmp_path / "0.json").read_text() == (tmp_path / "1.json").read_text()
 
 
+def change_a_rate(rank: int, world: int, who: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Windows have 100 steps, but for the first ones; in step 60 some learning rates fall."""
+    model = DistributedDataParallel(OneMatrix())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made = attach(model, optimizer=optimizer, **asked(options="window=100,window_s=0"))
+    for step in range(130):
+        if step == 60 and rank in who:
+            optimizer.param_groups[0]["lr"] = 0.01
+        send(model, rank, step)
+    found = made.decisions()
+    made.close()
+    return found
+
+
+@pytest.mark.parametrize("who", [(), (1,), (0, 1)])
+def test_a_learning_rate_that_changes_on_any_rank_ends_the_window(who: tuple[int, ...]) -> None:
+    found, other = run_ranks(2, change_a_rate, who)
+    assert found == other
+    ended = [one for one in found if one["step"] > 60]
+    if not who:
+        assert all(one["step"] > 120 for one in ended)
+        return
+    # It is asked for every 10 steps, and then the next step looks.
+    assert 62 <= ended[0]["step"] <= 72
+    # By what counts of all ranks' rates, which is the highest, it has changed if all have.
+    assert ("learning-rate" in ended[0]["why"]) == (who == (0, 1))
+    if who == (1,):
+        assert len([one for one in ended if one["step"] < 120]) == 1, "but ends no other"
+
+
 def bucket_signal(signals: list[float], name: str) -> float:
     """Of rank 0's first bucket."""
     return signals[len(STEP_SIGNALS) + BUCKET_SIGNALS.index(name)]
@@ -171,7 +201,12 @@ def test_what_every_rank_works_out_for_itself_has_no_order_of_additions() -> Non
     sums = torch.randn(5000, generator=generator(0))
     orders = [torch.randperm(5000, generator=generator(1, i)) for i in range(20)]
     look = Look(sums, 1.0, False, {}, {}, 0.0)
-    assert len({look.mean_energy(sums[order], 1) for order in orders}) == 1
+    (found,) = {look.mean_energy(sums[order], 1) for order in orders}
+    assert found == pytest.approx(math.fsum(sums.double().square().tolist()))
+    assert look.mean_energy(2e18 * sums, 2) == pytest.approx(1e36 * found)
+    assert look.mean_energy(torch.zeros(3), 2) == look.mean_energy(torch.zeros(0), 2) == 0
+    assert look.mean_energy(torch.tensor([1.0, math.inf]), 2) == math.inf
+    assert math.isnan(look.mean_energy(torch.tensor([1.0, math.nan]), 2))
 
 
 # ---- what it keeps
@@ -347,8 +382,8 @@ def fail_a_switch(rank: int, world: int, after: str, views: bool, stage: str) ->
     assert before["weight"]["residual"].any()
     if rank == 0 and stage == "memory":
         break_copies(RuntimeError("broken by the test"))
-    elif rank == 0:  # the first job is the exchange of signals
-        break_jobs(stage, 2, ValueError("broken by the test"))
+    elif rank == 0:
+        break_jobs(stage, 1, ValueError("broken by the test"))
     assert "broken by the test" in fail_at(lambda: send(model, rank, WINDOWS[2]))[0]
     assert handle._buckets.known[0].spec == after
     grad = next(model.parameters()).grad

@@ -5,6 +5,11 @@ Decisions are the native controller's (addend.controller), and equal on all rank
 feeds it the signals of all. Here they are collected and exchanged, once a window:
 
    step 0 settles | reference steps go dense | the plan's steps are measured | the last one looks
+
+The last step's signals travel behind its gradients, while the optimizer and the next step's forward
+pass are at work; the next step decides when its first gradient is there.
+
+A window that is longer than some steps ends early where a learning rate changed on any rank.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ import math
 import statistics
 import time
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import torch
 
@@ -36,7 +41,8 @@ from addend.torch._engine import Engine
 from addend.torch._look import Look, Looker, Shape, candidates_for, policy_of, selector_of
 from addend.torch._peers import Place
 
-_SIGNALS_PLACE = 1 << 20  # where others have the number of a bucket
+# Where others have the number of a bucket.
+_SIGNALS_PLACE, _RATES_PLACE = 1 << 20, (1 << 20) + 1
 # Seconds an element that candidates are taken to need where plans follow from gradients alone.
 _FIXED_COST = {"dense": 0.0, "cast": 2e-10, "exact": 4e-10, "quant": 6e-10}
 _FIXED_OTHER = 1e-9
@@ -45,7 +51,24 @@ _FIXED_OTHER = 1e-9
 # Of a decision, as users see it.
 _SHOWN = ("realised_s", "predicted_s", "predicted_dense_s", "phi", "gbit_per_s")
 _REMEMBERED = 10_000  # decisions
+_LITTLE = 0.25  # of the energy, so that less than a gradient is kept
+_RATES_EVERY = 10  # steps between questions whether some rank's learning rate changed
 _EVERY = 5  # steps between gravac's decisions: one settles, one looks, those between are timed
+
+
+class _Exchange(NamedTuple):
+    """Of signals, under way. Each rank has a place of its own, where the others have zeros."""
+
+    wait: Callable[[], None]
+    codec: Codec
+    buffer: torch.Tensor
+    samples: int  # in front, which are summed
+
+    def result(self) -> tuple[torch.Tensor, list[float]]:
+        """The sum of all ranks' samples, and all ranks' signals."""
+        self.wait()
+        self.codec.close()
+        return self.buffer[: self.samples], self.buffer[self.samples :].double().tolist()
 
 
 @dataclasses.dataclass
@@ -102,6 +125,12 @@ class Adaptive:
         self._latest: Decision | None = None
         self._history: collections.deque[dict[str, Any]] = collections.deque(maxlen=_REMEMBERED)
         self._switches = 0
+        self._rates_known = False  # of some rank
+        self._changed = torch.zeros(1)  # ranks whose learning rate did; of the last question
+        self._all_asked: Callable[[], None] | None = None  # which waits for it
+        self._question = engine.make_codec("dense", self._changed, 1)
+        self._rate = self._learning_rate()  # as others know it
+        self._exchange: _Exchange | None = None
         self._begin_window(0, self._controller.first_steps)
 
     def _make_controller(self, shapes: Sequence[Shape]) -> Controller:
@@ -138,10 +167,12 @@ class Adaptive:
         return 1 <= step - self._first <= self._references
 
     def begin_step(self, step: int, shapes: tuple[Shape, ...]) -> None:
-        """Before the first bucket of a step; buckets are those of the step before. Collective at
-        the end of a window."""
+        """Before the first bucket of a step; buckets are those of the step before."""
         now = time.perf_counter()
         self._begun[step] = now
+        changed = self._rates_changed()
+        seen = None if self._exchange is None else self._exchange.result()
+        self._exchange = None
         if shapes != self._shapes:  # nothing holds of other buckets
             possible = not shapes or any(one.may_select() for one in shapes)
             if self._policy != "auto" and not possible:
@@ -149,12 +180,32 @@ class Adaptive:
             self._shapes, self._latest = shapes, None
             self._controller = self._make_controller(shapes)
             self._begin_window(step, self._controller.first_steps)
-        elif shapes and step - self._first >= self._steps:
-            if all(shape.bucket in self._looks for shape in shapes):
-                self._decide(step)
-            else:  # on all ranks alike: this step looks
-                self._steps = step - self._first + 1
+        elif seen is not None:
+            self._decide(step, *seen)
+        elif changed or step - self._first >= self._steps:  # on all ranks alike: this step looks
+            self._steps = step - self._first + 1
+        self._ask_for_rates(step)
         self._begun[step] = time.perf_counter() if step == self._first else now
+
+    def _ask_for_rates(self, step: int) -> None:
+        """In order before the step's gradients, so that by the next step it is answered."""
+        passed = step - self._first
+        due = passed > 0 and passed % _RATES_EVERY == 0 and passed + 2 < self._steps
+        if not due or not self._rates_known:
+            return
+        own = self._learning_rate()
+        self._changed[0] = float(own != self._rate and self._controller.rate_changed(own))
+        plan = Plan("ranks whose learning rate changed")
+        place = Place(step, _RATES_PLACE)
+        self._all_asked = self._engine.sum_soon(place, plan, self._question, self._changed)
+
+    def _rates_changed(self) -> bool:
+        """Of any rank, by the step before; on all of them alike."""
+        if self._all_asked is None:
+            return False
+        wait, self._all_asked = self._all_asked, None
+        wait()
+        return float(self._changed[0]) > 0
 
     # ---- what the hook tells
 
@@ -170,6 +221,13 @@ class Adaptive:
         seen.ready = time.perf_counter() - self._begun.get(step, math.nan)
         if step - self._first == self._steps - 1:
             self._looks[index] = self._looker.look(index, buffer, parameters, self._asked(index))
+
+    def all_submitted(self, step: int) -> None:
+        """The last gradient of a step is on its way, too. Collective at the end of a window."""
+        looked = all(shape.bucket in self._looks for shape in self._shapes)
+        if self._shapes and looked and step - self._first == self._steps - 1:
+            self._engine.drain()  # whose sums this step waits for anyway
+            self._exchange = self._send_signals(step)
 
     def ended(self, place: Place, spans: bytes, records: Sequence[tuple[bytes, int]]) -> None:
         """A gradient's sum is there."""
@@ -209,13 +267,12 @@ class Adaptive:
                 return [number for number, flag in enumerate(flags) if flag]
         return []  # DDP has just made it
 
-    def _decide(self, step: int) -> None:
+    def _decide(self, step: int, sums: torch.Tensor, all_ranks: list[float]) -> None:
         before = self._latest
-        self._engine.drain()
-        own = self._signals()
-        samples = torch.cat([self._looks[shape.bucket].sample for shape in self._shapes])
-        sums, all_ranks = self._exchange(step, samples, own)
         self._fill_in(sums, all_ranks)
+        per_rank = len(all_ranks) // self._engine.world
+        rates = all_ranks[STEP_SIGNALS.index("learning_rate") :: per_rank]
+        self._rates_known = not all(map(math.isnan, rates))
         decision = self._controller.decide(all_ranks)
         self._latest = decision
         self._history.append(self._entry(step, decision))
@@ -235,13 +292,14 @@ class Adaptive:
         references = range(self._first + 1, self._first + 1 + self._references)
         lanes = {step: self._lanes(step) for step in (*plan_steps, *references)}
         measured = not self._fixed
+        self._rate = self._learning_rate()
         values = [
             float(self._engine.world),
             float(self._steps),
             self._step_s(plan_steps) if measured else 0.0,
             self._step_s(references) if measured else math.nan,
             _median(sum(lanes[s].values()) for s in references) if measured else math.nan,
-            self._learning_rate(),
+            self._rate,
         ]
         for shape in self._shapes:
             seen = [
@@ -271,8 +329,9 @@ class Adaptive:
         look = self._looks[shape.bucket]
         sampled = sum(one.energy for one in seen)
         error = sum(one.error for one in seen) / sampled if sampled > 0 else math.nan
-        error = look.error_with(self.spec(shape.bucket), error)
         energy = look.energy()
+        residual = self._residual_ratio(shape.bucket, error, math.sqrt(energy))
+        error = look.error_with(self.spec(shape.bucket), error)
         times = [
             _median(one.ready for one in seen),
             _median(one.encode_s for one in seen),
@@ -290,10 +349,17 @@ class Adaptive:
             math.nan,  # |mean g|^2 and
             math.nan,  # the union's density: see _fill_in
             error,
-            self._looker.residual_ratio(shape.bucket, math.sqrt(energy)),
+            residual,
             float(look.nonfinite or shape.bucket in self._broken),
             look.whole_energy,
         ]
+
+    def _residual_ratio(self, index: int, error: float, norm: float) -> float:
+        """Of what is kept to the gradient. Steps that each lose the part `error` of the energy of g
+        + r leave |r| <= sqrt(error) (|g| + |r|); where that is little, nothing is read."""
+        if error <= _LITTLE:
+            return math.sqrt(error) / (1 - math.sqrt(error))
+        return self._looker.residual_ratio(index, norm)
 
     def _candidate_signals(self, shape: Shape) -> list[float]:
         values: list[float] = []
@@ -317,26 +383,19 @@ class Adaptive:
             return math.nan
         return max((float(group["lr"]) for group in self._optimizer.param_groups), default=math.nan)
 
-    def _exchange(
-        self, step: int, samples: torch.Tensor, own: list[float]
-    ) -> tuple[torch.Tensor, list[float]]:
-        """The sum of all ranks' samples, and all ranks' signals, by the engine that sums gradients:
-        each rank has a place of its own, where the others have zeros."""
-        engine, size = self._engine, samples.numel()
+    def _send_signals(self, step: int) -> _Exchange:
+        """By the engine that sums gradients."""
+        engine, own = self._engine, self._signals()
+        samples = torch.cat([self._looks[shape.bucket].sample for shape in self._shapes])
+        size = samples.numel()
         buffer = torch.zeros(size + engine.world * len(own))
         buffer[:size] = samples
         begin = size + engine.rank * len(own)
         buffer[begin : begin + len(own)] = torch.tensor(own, dtype=torch.float64).float()
         plan = Plan(f"signals of {len(self._shapes)} buckets, {size} samples, {len(own)} a rank")
-        with Codec(
-            "dense",
-            dtype="float32",
-            count=buffer.numel(),
-            world=engine.world,
-            worker=engine.rank,
-        ) as codec:
-            engine.sum_now(Place(step, _SIGNALS_PLACE), plan, codec, buffer)
-        return buffer[:size], buffer[size:].double().tolist()
+        codec = engine.make_codec("dense", buffer, buffer.numel())
+        wait = engine.sum_soon(Place(step, _SIGNALS_PLACE), plan, codec, buffer)
+        return _Exchange(wait, codec, buffer, size)
 
     def _fill_in(self, sums: torch.Tensor, all_ranks: list[float]) -> None:
         """What the sum of samples shows, into every rank's signals."""
@@ -399,6 +458,11 @@ class Adaptive:
 
     def trace(self) -> str:
         return self._controller.trace()
+
+    def settle(self) -> None:
+        """What all ranks have begun ends, before what it needs is closed."""
+        if self._all_asked is not None or self._exchange is not None:
+            self._engine.settle()
 
     def close(self) -> None:
         self._looker.close()

@@ -262,6 +262,12 @@ class Engine:
 
     def sum_now(self, place: Place, plan: Plan, codec: Codec, tensor: torch.Tensor) -> None:
         """Sums a tensor on the CPU by a codec of its own, and waits for it."""
+        self.sum_soon(place, plan, codec, tensor)()
+
+    def sum_soon(
+        self, place: Place, plan: Plan, codec: Codec, tensor: torch.Tensor
+    ) -> Callable[[], None]:
+        """The same; it is waited for by a call of what is returned."""
         ended = threading.Event()
         errors: list[Exception] = []
 
@@ -269,14 +275,17 @@ class Engine:
             errors.append(error)
             ended.set()
 
+        def wait() -> None:
+            try:
+                ended.wait()
+            except KeyboardInterrupt as interrupt:  # the others would wait for this rank
+                self.fail(interrupt, place)
+                raise
+            if errors:
+                raise errors[0]
+
         self.run(place, plan, [Part(codec, tensor.data_ptr())], lambda _: ended.set(), failed)
-        try:
-            ended.wait()
-        except KeyboardInterrupt as interrupt:  # the others would wait for this rank
-            self.fail(interrupt, place)
-            raise
-        if errors:
-            raise errors[0]
+        return wait
 
     def leave(
         self, tensor: torch.Tensor, place: Place, done: Callable[[], None], future: _Sum
@@ -331,6 +340,11 @@ class Engine:
         """Blocks until every job so far has ended."""
         self._check_process()
         self._wait_idle(None)
+
+    def settle(self) -> None:
+        """Lets what is under way end, if it does so soon; for what all ranks have submitted."""
+        if os.getpid() == self._pid and not self.closed:
+            self._wait_idle(_CLOSE_S)
 
     def _wait_idle(self, timeout_s: float | None) -> bool:
         """With a timeout also for what nobody waits for any more, but the backend still does."""

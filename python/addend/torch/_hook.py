@@ -144,6 +144,8 @@ class Handle:
                 self._all_submitted = bucket.is_last()
             self._watch_launches(place, first)
             promised = self._send(place, bucket)
+            if self._adaptive is not None and bucket.is_last():
+                self._adaptive.all_submitted(place.step)
         self._meter.count("hook_calls")
         self._meter.count("time/hook_s", time.perf_counter() - begin)
         return promised
@@ -462,6 +464,8 @@ class Handle:
     def close(self) -> None:
         """Ends its threads. The model cannot run backward afterwards; `detach` lets it."""
         self._meter.stop_trace()
+        if self._adaptive is not None:
+            self._adaptive.settle()
         self._engine.close()
         if self._adaptive is not None:
             self._adaptive.close()

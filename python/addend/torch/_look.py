@@ -44,6 +44,8 @@ def _selecting(factor: float, selector: str = "topk") -> Candidate:
 
 _DENSE = Candidate("dense")
 _EXACT = Candidate("exact", LOSSLESS, 2, 1.0, 1.0, 32.0)
+# Those that round keep nothing by themselves. On the host they are given error feedback, so that
+# nothing is lost when plans change (decision 0142).
 _CANDIDATES = (
     _DENSE,
     _EXACT,
@@ -173,8 +175,13 @@ class Look(NamedTuple):
 
     def mean_energy(self, sums: torch.Tensor, world: int) -> float:
         """Of the mean gradient. Every rank works this out for itself, and a tensor's sum() has an
-        order of its own on every kind of CPU."""
-        return math.fsum((sums.double() / world).square().tolist()) * self.scale
+        order of its own on every kind of CPU, but for integers': here of 40 bits."""
+        squares = (sums.double() / world).square()
+        largest = float(squares.max()) if squares.numel() else 0.0
+        if largest == 0 or not math.isfinite(largest):
+            return largest
+        unit = math.ldexp(1.0, math.frexp(largest)[1] - 40)
+        return int((squares / unit).round().long().sum()) * unit * self.scale
 
     def bytes_with(
         self, candidate: Candidate, sums: torch.Tensor, world: int, nbytes: float
@@ -282,22 +289,22 @@ class Looker:
         return float(kept.double().norm()) / norm if kept is not None and norm > 0 else 0.0
 
     def _gains(self, whole: torch.Tensor, tables: torch.Tensor | None) -> dict[int, float]:
-        """The share of the energy that each candidate keeps, by its part of the largest elements:
-        of every density, by one sort. Tables are no part of that: `exact` keeps all of them."""
+        """The share of the energy that each candidate keeps, by its part of the largest elements
+        in their order. Tables are no part of that: `exact` keeps all of them."""
         rest = whole if tables is None else whole[~tables]
         by_exact = 0.0 if tables is None else float(whole[tables].double().square().sum())
-        largest = rest.abs().sort(descending=True).values.double().square()
+        energy = float(rest.double().square().sum()) + by_exact
+        sent = {
+            number: min(rest.numel(), max(1, round(rest.numel() / one.factor)))
+            for number, one in enumerate(self._candidates)
+            if one.factor > 1
+        }
+        if not energy > 0 or not sent:
+            return {}
+        largest = rest.abs().topk(max(sent.values())).values.double().square()
         # With none of them, the largest, the two largest, and so on.
         energies = torch.cat([largest.new_zeros(1), largest]).cumsum(0) + by_exact
-        if not energies[-1] > 0:
-            return {}
-
-        def share(factor: float) -> float:
-            sent = min(rest.numel(), max(1, round(rest.numel() / factor)))
-            return float(energies[sent] / energies[-1])
-
-        numbered = enumerate(self._candidates)
-        return {number: share(one.factor) for number, one in numbered if one.factor > 1}
+        return {number: min(1.0, float(energies[count]) / energy) for number, count in sent.items()}
 
     def _probe(
         self,
