@@ -103,7 +103,7 @@ class Reducer {
   /// From any thread: what is under way here, and whatever is asked for later, fails soon.
   virtual void interrupt() {}
   /// No plane is touched any more, and nothing works.
-  virtual void abandon() { started_.clear(); }
+  virtual void abandon();
 
  protected:
   /// A round that wait is to do, for reducers that do all their work there.
@@ -118,7 +118,14 @@ class Reducer {
   };
   /// For wait, which has it done only once. Its errors are the round's.
   void fold(Started& started, Deadline deadline);
+  /// kUnavailable once broken_ says why.
+  Status check_usable() const;
+  /// The error, which is why from now on.
+  Error broken_by(const Error& error);
+  /// The same for an error after which a group is of no use.
+  Status noted(Status status);
   std::deque<Started> started_;
+  std::string broken_;  // why nothing works any more
   uint64_t next_number_ = 0;
 };
 

@@ -39,10 +39,11 @@ class CustomReducer final : public Reducer {
   void interrupt() override { interrupted_ = true; }
 
   Status reduce(Round& round, Deadline deadline) override {
+    ADDEND_TRY(check_usable());
     if (options_.takes_devices && round.execution.device != Execution::Device::kCpu)
-      return reduce_there(round, deadline);
+      return noted(reduce_there(round, deadline));
     ADDEND_TRY(check_host_memory(round));
-    return function_(round, deadline);
+    return noted(function_(round, deadline));
   }
 
  private:

@@ -106,7 +106,7 @@ class FallbackReducer final : public Reducer {
     ADDEND_TRY(check_usable());
     const Result<bool> done = fallback_->wait(found->second, deadline);
     if (!done || *done) moved_.erase(found);
-    if (!done) return noted(done.error());
+    if (!done) return failed(done.error());
     return done;
   }
   Result<bool> wait_any(std::span<const uint64_t> numbers, Deadline deadline) override {
@@ -118,7 +118,7 @@ class FallbackReducer final : public Reducer {
     }
     ADDEND_TRY(check_usable());
     const Result<bool> some = fallback_->wait_any(there, deadline);
-    if (!some) return noted(some.error());
+    if (!some) return failed(some.error());
     return some;
   }
   bool has_ended(uint64_t number) const override {
@@ -133,8 +133,9 @@ class FallbackReducer final : public Reducer {
   bool can_wake() const override { return overlaps_ && fallback_->can_wake(); }
   void abandon() override {
     Reducer::abandon();
-    if (overlaps_) fallback_->abandon();
-    if (broken_.empty()) broken_ = "the rounds under way were abandoned";
+    // Others may be at either of the two by now.
+    if (primary_) primary_->abandon();
+    fallback_->abandon();
   }
 
  private:
@@ -142,14 +143,10 @@ class FallbackReducer final : public Reducer {
 
   Reducer& active() const { return primary_ ? *primary_ : *fallback_; }
 
-  Status check_usable() const {
-    return broken_.empty() ? Status() : make_error(Errc::kUnavailable, broken_);
-  }
-  // Whoever fails does not know where the others are: a later round of theirs may look like ours.
-  const Error& noted(const Error& error) {
-    const bool lasting = error.code != Errc::kChanged && error.code != Errc::kInvalidArgument;
-    if (lasting && broken_.empty()) broken_ = "an earlier round failed: " + error.message;
-    return error;
+  // Whoever fails does not know where the others are: a later round of theirs may look like ours,
+  // also after a mismatch.
+  Error failed(const Error& error) {
+    return error.code == Errc::kMismatch ? broken_by(error) : noted(error).error();
   }
 
   // `claims`: of the first round of a step.
@@ -157,7 +154,7 @@ class FallbackReducer final : public Reducer {
                                const std::optional<std::span<const Claim>>& claims) {
     const Result<uint64_t> there =
         claims ? fallback_->start_step(*claims, round) : fallback_->start(round);
-    if (!there) return noted(there.error());
+    if (!there) return failed(there.error());
     moved_.emplace(number, *there);
     return number;
   }
@@ -186,7 +183,7 @@ class FallbackReducer final : public Reducer {
     ADDEND_TRY(check_host_memory(round));
     ADDEND_TRY(check_usable());
     const Status status = primary_ ? reduce_first(round, deadline, way) : way(*fallback_);
-    if (!status) return noted(status.error());
+    if (!status) return failed(status.error());
     return status;
   }
 
@@ -285,7 +282,6 @@ class FallbackReducer final : public Reducer {
   uint64_t shape_ = 0;      // of the last of them
   bool partial_ = false;    // the last of them was without some worker
   bool changed_ = false;    // its step begins again
-  std::string broken_;      // why nothing works any more
   RoundCopy contribution_, sums_;
 
   std::atomic<bool> overlaps_ = false;  // asked by other threads

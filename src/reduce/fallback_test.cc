@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -16,6 +17,7 @@
 namespace addend {
 namespace {
 
+using Clock = std::chrono::steady_clock;
 using testing_support::far;
 using testing_support::spawn_workers;
 
@@ -276,6 +278,17 @@ TEST(FallbackReducer, MovesTheSameRoundsWhicheverAWorkerWaitsForFirst) {
   });
 }
 
+// The others may still be in the round that failed.
+TEST(Reducer, DoesNoRoundBehindOneThatFailed) {
+  ToldReducer reducer({0, 1}, {static_cast<int>(Errc::kTimeout), 0, 0});
+  ManyRounds rounds(reducer);
+  EXPECT_EQ(*rounds.start(0), 0u);
+  EXPECT_EQ(*rounds.start(2), 1u);
+  EXPECT_EQ(reducer.wait(0, far()).error().code, Errc::kTimeout);
+  EXPECT_EQ(reducer.wait(1, far()).error().code, Errc::kUnavailable);
+  EXPECT_EQ(rounds.start(1).error().code, Errc::kUnavailable);
+}
+
 // A caller's engine that fails in one of its calls and would go on: it is not asked again.
 TEST(FallbackReducer, IsBrokenForGoodByARoundThatOverlapped) {
   enum class How { kInOrder, kNewestFirst, kAbandoned };
@@ -309,6 +322,24 @@ TEST(FallbackReducer, IsBrokenForGoodByARoundThatOverlapped) {
     expect_broken((*reducer)->reduce(rounds.round(0), far()));
     EXPECT_EQ(calls, before);
   }
+}
+
+// The other may be at either of the two, and must not wait for a worker that has given up.
+TEST(FallbackReducer, LeavesBothGroupsWhenItIsAbandonedBeforeRoundsOverlap) {
+  auto primary = create_local_group(2), secondary = create_local_group(2);
+  spawn_workers(2, {}, [&](uint32_t w, Reducer&) {
+    auto reducer = create_fallback_reducer((*primary)->reducer(w), (*secondary)->reducer(w));
+    uint64_t lane = 1;
+    Round round;
+    round.add({Op::kOrU64, 1, &lane, nullptr, nullptr});
+    if (w == 1) {
+      EXPECT_TRUE((*reducer)->start(round));
+      return (*reducer)->abandon();
+    }
+    const Status status = (*reducer)->reduce(round, Clock::now() + std::chrono::seconds(10));
+    ASSERT_FALSE(status);
+    EXPECT_EQ(status.error().code, Errc::kUnavailable) << status.error().message;
+  });
 }
 
 // Counts how often it is woken.

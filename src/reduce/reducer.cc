@@ -106,7 +106,27 @@ Result<Link> measure_link(Reducer& reducer, Deadline deadline) {
   return Link{latency, bits / std::max(bulk - latency, bulk / 4) * 1e-3};
 }
 
+Status Reducer::check_usable() const {
+  return broken_.empty() ? Status() : make_error(Errc::kUnavailable, broken_);
+}
+
+Error Reducer::broken_by(const Error& error) {
+  if (broken_.empty()) broken_ = "an earlier round failed: " + error.message;
+  return error;
+}
+
+Status Reducer::noted(Status status) {
+  if (!status && !is_usable_after(status.error().code)) return broken_by(status.error());
+  return status;
+}
+
+void Reducer::abandon() {
+  started_.clear();
+  if (broken_.empty()) broken_ = "the rounds under way were abandoned";
+}
+
 Result<uint64_t> Reducer::start(Round& round) {
+  ADDEND_TRY(check_usable());
   Started started;
   started.number = next_number_++;
   started.round = &round;
@@ -118,7 +138,8 @@ Result<uint64_t> Reducer::start_step(std::span<const Claim> claims, Round& round
   if (claims.size() > kMaxClaims) {
     return make_error(Errc::kInvalidArgument, "agree takes at most 8 claims");
   }
-  const auto number = start(round);
+  const auto number = Reducer::start(round);
+  ADDEND_TRY(number);
   started_.back().first = true;
   started_.back().claim_count = claims.size();
   std::copy(claims.begin(), claims.end(), started_.back().claims.begin());
@@ -129,19 +150,14 @@ Result<bool> Reducer::wait_any(std::span<const uint64_t>, Deadline) { return tru
 
 void Reducer::fold(Started& started, Deadline deadline) {
   started.over = true;
-  // Others may still be in the round that failed: what is done now could be added to it.
-  for (const Started& older : started_) {
-    if (older.number >= started.number) break;
-    if (older.status || is_usable_after(older.status.error().code)) continue;
-    started.status =
-        make_error(Errc::kUnavailable, "an earlier round failed: " + older.status.error().message);
-    return;
-  }
+  // Others may still be in a round that failed: what is done now could be added to it.
+  started.status = check_usable();
+  if (!started.status) return;
   const auto claims = std::span(started.claims).first(started.claim_count);
   if (started.first) {
-    started.status = reduce_step(claims, *started.round, deadline);
+    started.status = noted(reduce_step(claims, *started.round, deadline));
   } else if (started.round->size > 0) {
-    started.status = reduce(*started.round, deadline);
+    started.status = noted(reduce(*started.round, deadline));
   }
 }
 

@@ -64,8 +64,7 @@ class SpreadReducer final : public Reducer {
 
   Status reduce(Round& round, Deadline deadline) override {
     ADDEND_TRY(check_host_memory(round));
-    if (failure_)
-      return make_error(Errc::kUnavailable, "an earlier round failed: " + failure_->message);
+    ADDEND_TRY(check_usable());
     Part* own = nullptr;
     {
       const std::lock_guard lock(mutex_);
@@ -86,7 +85,7 @@ class SpreadReducer final : public Reducer {
     if (own != nullptr) run(*own, deadline);
     std::unique_lock lock(mutex_);
     over_.wait(lock, [&] { return under_way_ == 0; });
-    if (failure_) return *failure_;
+    if (failure_) return broken_by(*failure_);
     return {};
   }
 

@@ -151,6 +151,46 @@ TEST(CustomReducer, OptionsThatMakeNoSenseAreRefused) {
   EXPECT_FALSE(create_custom_reducer({2, 2, true}, nothing));
 }
 
+// Others may still be in the round that failed: what it was given next could be added to that.
+TEST(CustomReducer, ItsFunctionIsNotCalledAgainOnceTheGroupIsOfNoUse) {
+  enum class How { kFailed, kFailedInWait, kAbandoned };
+  for (const How how : {How::kFailed, How::kFailedInWait, How::kAbandoned}) {
+    SCOPED_TRACE(static_cast<int>(how));
+    int calls = 0;
+    const auto reducer = *create_custom_reducer({}, [&](Round&, Deadline) -> Status {
+      return ++calls == 1 ? Status() : make_error(Errc::kTimeout, "no answer");
+    });
+    uint32_t lane = 1;
+    Round round;
+    round.add({Op::kSumI32, 1, &lane, nullptr, nullptr});
+    ASSERT_TRUE(reducer->reduce(round, soon()));
+    if (how == How::kAbandoned) {
+      reducer->abandon();
+    } else if (how == How::kFailed) {
+      EXPECT_FALSE(reducer->reduce(round, soon()));
+    } else {
+      EXPECT_FALSE(reducer->wait(*reducer->start(round), soon()));
+    }
+    const int before = calls;
+    EXPECT_EQ(reducer->reduce(round, soon()).error().code, Errc::kUnavailable);
+    EXPECT_EQ(reducer->start(round).error().code, Errc::kUnavailable);
+    EXPECT_EQ(calls, before);
+  }
+}
+
+// It goes on after what says that nothing was lost.
+TEST(CustomReducer, ItsFunctionIsCalledAgainAfterAMismatch) {
+  int calls = 0;
+  const auto reducer = *create_custom_reducer({}, [&](Round&, Deadline) -> Status {
+    return ++calls > 1 ? Status() : make_error(Errc::kMismatch, "another plan");
+  });
+  uint32_t lane = 1;
+  Round round;
+  round.add({Op::kSumI32, 1, &lane, nullptr, nullptr});
+  EXPECT_EQ(reducer->reduce(round, soon()).error().code, Errc::kMismatch);
+  EXPECT_TRUE(reducer->reduce(round, soon()));
+}
+
 TEST(StagedReducer, OptionsThatMakeNoSenseAreRefused) {
   EXPECT_FALSE(create_staged_reducer(nullptr));
   auto group = create_local_group(1);

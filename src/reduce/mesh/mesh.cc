@@ -94,7 +94,7 @@ Result<std::unique_ptr<MeshReducer>> MeshReducer::create(std::vector<net::Descri
 // ---- the caller's side
 
 Result<uint64_t> MeshReducer::start_step(std::span<const Claim> claims, Round& round) {
-  if (!broken_.empty()) return make_error(Errc::kUnavailable, broken_);
+  ADDEND_TRY(check_usable());
   if (claims.size() > kMaxClaims) {
     return make_error(Errc::kInvalidArgument, "agree takes at most 8 claims");
   }
@@ -138,7 +138,7 @@ Result<bool> MeshReducer::wait_any(std::span<const uint64_t> numbers, Deadline d
   for (const uint64_t number : numbers) {
     const auto found = transfers_.find(number);
     if (found == transfers_.end()) {
-      if (!broken_.empty()) return make_error(Errc::kUnavailable, broken_);
+      ADDEND_TRY(check_usable());
       return make_error(Errc::kInvalidArgument, "round " + std::to_string(number) + " is unknown");
     }
     awaited.push_back(found->second.get());
@@ -148,7 +148,7 @@ Result<bool> MeshReducer::wait_any(std::span<const uint64_t> numbers, Deadline d
   };
   const auto spin_until = Clock::now() + kSpin;
   while (!one_is_done()) {
-    if (!broken_.empty()) return make_error(Errc::kUnavailable, broken_);
+    ADDEND_TRY(check_usable());
     if (interrupted_) {
       return break_down(make_error(Errc::kUnavailable, "the rounds under way were interrupted"));
     }

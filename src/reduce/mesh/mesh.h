@@ -142,7 +142,6 @@ class MeshReducer final : public Reducer {
   std::vector<std::unique_ptr<Early>> spare_early_;
   Buffer waste_;  // where lanes go that nobody wants
   std::vector<pollfd> events_;
-  std::string broken_;  // why nothing works any more
 };
 
 }  // namespace addend::mesh

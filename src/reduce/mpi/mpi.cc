@@ -87,7 +87,7 @@ class MpiReducer final : public Reducer {
   uint32_t local_workers() const override { return static_cast<uint32_t>(local_workers_); }
 
   Status reduce(Round& round, Deadline deadline) override {
-    if (!broken_.empty()) return make_error(Errc::kUnavailable, broken_);
+    ADDEND_TRY(check_usable());
     ADDEND_TRY(check_host_memory(round));
     for (Plane& plane : round) {
       if (is_table_sum(plane.op)) {
@@ -174,7 +174,6 @@ class MpiReducer final : public Reducer {
   int world_ = 1;
   int worker_ = 0;
   int local_workers_ = 1;
-  std::string broken_;
   std::unique_ptr<std::vector<uint64_t>> staging_ =
       std::make_unique<std::vector<uint64_t>>(kPieceBytes / 8);
 };

@@ -86,7 +86,7 @@ class ServiceReducer final : public Reducer, private Epochs {
   }
 
   Status reduce(Round& round, Deadline deadline) override {
-    if (!broken_.empty()) return make_error(Errc::kUnavailable, broken_);
+    ADDEND_TRY(check_usable());
     ADDEND_TRY(check_host_memory(round));
     bool as_integers = false;
     for (const Plane& plane : round) {
@@ -103,7 +103,7 @@ class ServiceReducer final : public Reducer, private Epochs {
   // Planes that all workers expect to be of this shape do not wait for the claims
   // (docs/decisions/0061-claims-over-a-server.md).
   Status reduce_step(std::span<const Claim> claims, Round& round, Deadline deadline) override {
-    if (!broken_.empty()) return make_error(Errc::kUnavailable, broken_);
+    ADDEND_TRY(check_usable());
     const uint64_t shape = shape_of(round);
     const bool at_once =
         forecast_.expects(shape) && may_follow(round) && claims.size() <= kMaxClaims;
@@ -200,8 +200,7 @@ class ServiceReducer final : public Reducer, private Epochs {
 
   // A group is of no use after an error, but for a step that begins again.
   Status note(Status status) {
-    if (!status && status.error().code != Errc::kChanged)
-      broken_ = "an earlier round failed: " + status.error().message;
+    if (!status && status.error().code != Errc::kChanged) return broken_by(status.error());
     return status;
   }
 
@@ -525,7 +524,6 @@ class ServiceReducer final : public Reducer, private Epochs {
   Forecast forecast_;
   std::vector<Table> tables_;
   std::vector<std::span<const uint8_t>> pieces_;
-  std::string broken_;
   std::optional<addend_control_ended> ended_;  // the server told everybody why the epoch is over
 
   bool gone_ = false;        // the server, and its memory with it; with a quorum
