@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <pthread.h>
+#include <sched.h>
 
 namespace addend {
 
@@ -33,6 +34,15 @@ std::thread quiet_thread(const char* name, Body body) {
   std::thread made(std::move(body));
   pthread_setname_np(made.native_handle(), name);
   return made;
+}
+
+/// From now on this thread waits for a core, rather than take that of whoever wakes it. One that
+/// has a policy of the application's keeps it.
+inline void leave_waker_its_core(std::thread& thread) {
+  int policy = 0;
+  sched_param param{};
+  pthread_getschedparam(thread.native_handle(), &policy, &param);
+  if (policy == SCHED_OTHER) pthread_setschedparam(thread.native_handle(), SCHED_BATCH, &param);
 }
 
 }  // namespace addend

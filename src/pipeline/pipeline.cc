@@ -79,8 +79,8 @@ class ThreadedPipeline final : public Pipeline {
     {
       const std::lock_guard lock(mutex_);
       closed_ = true;
-      work_.notify_all();
     }
+    wake_all();
     for (std::thread& thread : threads_)
       thread.join();
   }
@@ -93,7 +93,8 @@ class ThreadedPipeline final : public Pipeline {
     const bool tells = submission.done != nullptr;
     const Ticket ticket = queue(std::move(submission));
     if (!tells) waiting_.insert(ticket);
-    work_.notify_all();
+    lock.unlock();  // or whoever wakes would sleep again
+    encoder_.notify_one();
     return ticket;
   }
 
@@ -134,7 +135,7 @@ class ThreadedPipeline final : public Pipeline {
     if (!ended && !jobs_.at(outcome.ticket)->what.done) waiting_.insert(outcome.ticket);
     if (in_flight_ > 0) {  // others came meanwhile, or this one is not done
       open_threads();
-      work_.notify_all();
+      wake_all();
     }
     return ended;
   }
@@ -143,8 +144,8 @@ class ThreadedPipeline final : public Pipeline {
     {
       const std::lock_guard lock(mutex_);
       if (!stopped_) stopped_ = why;
-      work_.notify_all();
     }
+    wake_all();
     reducer_.interrupt();
   }
 
@@ -190,12 +191,14 @@ class ThreadedPipeline final : public Pipeline {
 
   void open_threads() {
     if (!threads_.empty()) return;
-    threads_.push_back(
-        quiet_thread("addend encode", [this] { run_role(&ThreadedPipeline::encode_one); }));
-    threads_.push_back(
-        quiet_thread("addend network", [this] { run_role(&ThreadedPipeline::network_one); }));
-    threads_.push_back(
-        quiet_thread("addend decode", [this] { run_role(&ThreadedPipeline::decode_one); }));
+    threads_.push_back(quiet_thread("addend encode",
+                                    [this] { run_role(&ThreadedPipeline::encode_one, encoder_); }));
+    // It has much to do, and whoever submits has more: backward.
+    leave_waker_its_core(threads_.back());
+    threads_.push_back(quiet_thread(
+        "addend network", [this] { run_role(&ThreadedPipeline::network_one, network_); }));
+    threads_.push_back(quiet_thread("addend decode",
+                                    [this] { run_role(&ThreadedPipeline::decode_one, decoder_); }));
   }
 
   Ticket queue(Submission submission) {
@@ -220,20 +223,27 @@ class ThreadedPipeline final : public Pipeline {
 
   using Role = bool (ThreadedPipeline::*)(Lock&);
 
-  void run_role(Role role) {
+  // Each sleeps at a place of its own: a thread that is woken for nothing takes a core from whoever
+  // submits, and that is the time of backward.
+  void run_role(Role role, std::condition_variable& work) {
     const bool encodes = role == &ThreadedPipeline::encode_one;
     Lock lock(mutex_);
     for (;;) {
-      work_.wait(lock, [&] { return !inline_; });
+      work.wait(lock, [&] { return !inline_; });
       if ((this->*role)(lock)) continue;
       if (closed_ && in_flight_ == 0) return;
       if (inline_) continue;
       if (encodes && looks_again_) {
-        work_.wait_for(lock, kLookAgain);
+        work.wait_for(lock, kLookAgain);
       } else {
-        work_.wait(lock);
+        work.wait(lock);
       }
     }
+  }
+
+  void wake_all() {
+    for (std::condition_variable* one : {&encoder_, &network_, &decoder_})
+      one->notify_all();
   }
 
   // All roles in the thread of a caller, the one closest to the end first.
@@ -262,7 +272,8 @@ class ThreadedPipeline final : public Pipeline {
     // Started here, if that is possible: where all cores are busy, a thread that is woken for it
     // comes milliseconds later.
     start_one(lock);
-    work_.notify_all();
+    network_.notify_one();                           // for the sums of what was started
+    if (!to_encode_.empty()) encoder_.notify_one();  // if it was not the encoder who did this
     // With the lock held: a wake that came after the bucket's end would reach whoever runs next.
     if (network_busy_) reducer_.wake();
     return true;
@@ -449,12 +460,13 @@ class ThreadedPipeline final : public Pipeline {
     return bucket;
   }
 
-  // Later rounds come before buckets that have not begun.
+  // Later rounds come before buckets that have not begun. Whoever has no other sums to wait for
+  // encodes them next.
   void to_encode(Owned bucket) {
     const std::lock_guard lock(mutex_);
     to_encode_.push_front(bucket.get());
     in_order_.push_front(std::move(bucket));
-    work_.notify_all();
+    if (!under_way_.empty()) encoder_.notify_one();
   }
 
   // Workers that come or go during a step make all of them begin it again; each of them can go only
@@ -493,9 +505,11 @@ class ThreadedPipeline final : public Pipeline {
       bucket->cancel();
       if (!failure_) failure_ = behind(bucket->status.error());
     }
-    const std::lock_guard lock(mutex_);
-    to_decode_.push_back(std::move(bucket));
-    work_.notify_all();
+    {
+      const std::lock_guard lock(mutex_);
+      to_decode_.push_back(std::move(bucket));
+    }
+    decoder_.notify_one();
   }
 
   std::optional<Error> stop_reason() {
@@ -534,7 +548,8 @@ class ThreadedPipeline final : public Pipeline {
     // Not before: whoever is told may look at what the codec has.
     for (const Codec* codec : codecs)
       busy_.erase(codec);
-    work_.notify_all();
+    if (!to_encode_.empty()) encoder_.notify_one();  // for one of these codecs, perhaps
+    if (closed_ && in_flight_ == 0) wake_all();
     return true;
   }
 
@@ -561,8 +576,8 @@ class ThreadedPipeline final : public Pipeline {
   ThreadPool pool_;     // for encoding and decoding
 
   mutable std::mutex mutex_;
-  std::condition_variable work_;   // for roles
-  std::condition_variable ended_;  // for callers
+  std::condition_variable encoder_, network_, decoder_;  // for roles
+  std::condition_variable ended_;                        // for callers
   Ticket next_ticket_ = 0;
   std::size_t in_flight_ = 0;  // jobs
   std::map<Ticket, std::unique_ptr<Job>> jobs_;

@@ -3,6 +3,8 @@
 #include <atomic>
 #include <csignal>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <future>
 #include <memory>
 #include <string>
@@ -11,6 +13,7 @@
 #include <vector>
 
 #include <pthread.h>
+#include <sched.h>
 
 #include "addend/pipeline.h"
 #include "gtest/gtest.h"
@@ -304,6 +307,27 @@ TEST(Stop, TellsTheOtherWorkers) {
       EXPECT_NE(status.error().message.find("worker 0 left"), std::string::npos);
     }
     EXPECT_EQ(gradient, std::vector<float>(10, 1.0f));
+  });
+}
+
+int policy_of(const std::string& thread) {
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name;
+    std::getline(std::ifstream(task.path() / "comm"), name);
+    if (name == thread) return sched_getscheduler(std::stoi(task.path().filename()));
+  }
+  return -1;
+}
+
+// Otherwise a hook's time is that of the encoding that it asked for, where all cores are busy.
+TEST(Pipeline, TheEncoderDoesNotTakeTheCoreOfWhoeverSubmits) {
+  spawn_workers(1, {}, [](uint32_t w, Reducer& reducer) {
+    const auto pipeline = *create_pipeline(reducer, kPatient);
+    const auto codec = make_codec("dense", kCount, 1, 0, w);
+    std::vector<float> gradient = gradient_of(w, 0, kCount);
+    ASSERT_TRUE(pipeline->wait(*pipeline->submit(*codec, gradient.data())));
+    EXPECT_EQ(policy_of("addend encode"), SCHED_BATCH);
+    EXPECT_EQ(policy_of("addend network"), SCHED_OTHER);  // what it waits for is short
   });
 }
 
