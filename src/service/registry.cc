@@ -46,14 +46,6 @@ bool is_name(const std::string& text) {
   });
 }
 
-// Two banks a slot and as much for sums that are narrowed, a key for each worker, and the positions
-// that each worker may bring and get.
-uint64_t memory_of(const JobOptions& options) {
-  return uint64_t{options.slots} * 4 * (uint64_t{options.payload_bytes} + 64) +
-         uint64_t{options.world} * options.payload_bytes +
-         uint64_t{options.world} * options.slots * 2 * sizeof(uint32_t);
-}
-
 // Whether a job can be at all, whoever has it.
 Status check(const JobOptions& options) {
   if (!is_name(options.name)) {
@@ -143,6 +135,17 @@ std::optional<auth::Secret> Registry::key_of(const std::string& identity) const 
   }
   if (!key->is_set()) return std::nullopt;
   return auth::Secret(key->bytes);
+}
+
+// Two banks a slot and, where no switch folds, as much for sums that are narrowed; a key for each
+// worker, and the positions that each worker may bring and get.
+uint64_t Registry::memory_of(const JobOptions& options) const {
+  const bool by_switch = in_switch_.publish != nullptr;
+  const uint64_t payload_bytes =
+      by_switch ? std::min(options.payload_bytes, in_switch_.payload_bytes) : options.payload_bytes;
+  return uint64_t{options.slots} * (by_switch ? 2 : 4) * (payload_bytes + 64) +
+         uint64_t{options.world} * payload_bytes +
+         uint64_t{options.world} * options.slots * 2 * sizeof(uint32_t);
 }
 
 Status Registry::admit(const TenantOptions& tenant, const JobOptions& options) const {

@@ -188,6 +188,7 @@ class Registry {
   static bool is_kept(const Job& job) { return !job.transient || job.draining; }
 
   const TenantOptions* tenant_of(const std::string& identity) const;
+  uint64_t memory_of(const JobOptions& options) const;
   Status admit(const TenantOptions& tenant, const JobOptions& options) const;
   Result<Key> job_to_drain(const std::string& identity, const addend_control_drain& which) const;
   Job& add(const std::string& tenant, const JobOptions& options);

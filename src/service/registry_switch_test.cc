@@ -111,6 +111,25 @@ TEST_F(SwitchTest, WhatASwitchCannotDoIsRefusedByName) {
   EXPECT_TRUE(front_.empty());
 }
 
+TEST_F(SwitchTest, ATenantIsChargedForTwoBanksOfWhatASwitchCarries) {
+  addend_control_job job = message("long", 0, 2, 8).job;
+  job.payload_bytes = 1408;
+  // Two banks of 48 bytes and their headers, two keys, positions.
+  TenantOptions small;
+  small.name = "small";
+  small.max_memory_bytes = 8 * 2 * (48 + 64) + 2 * 48 + 2 * 8 * 2 * sizeof(uint32_t);
+  const auto quiet = [](LogLevel, std::string_view, std::span<const LogField>) {};
+  Registry with{{small}, 77, threads_, sink_, quiet, {}, nullptr, options()};
+  EXPECT_TRUE(with.create("small", job));
+  Registry without{{small}, 77, threads_, sink_, quiet};
+  const Status refused = without.create("small", job);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, Errc::kCapacity);
+  --small.max_memory_bytes;
+  Registry less{{small}, 77, threads_, sink_, quiet, {}, nullptr, options()};
+  EXPECT_FALSE(less.create("small", job));
+}
+
 TEST_F(SwitchTest, NobodyIsWelcomedWhereTheSwitchWasNotTold) {
   ASSERT_TRUE(come(10, "ring", 0));
   status_ = make_error(Errc::kIo, "the disk is full");
