@@ -133,7 +133,7 @@ class ServiceReducer final : public Reducer, private Epochs {
         quorum_(session_->welcome().quorum),
         was_by_switch_(by_switch()),
         was_by_leaf_(by_leaf()),
-        summed_floats_(allows(Op::kSumF32)),
+        ops_(session_->welcome().ops),
         stream_(session_->welcome().slots, payload_bytes_),
         outcomes_(options.world, options.worker) {
     // Joining again is for what the stream is made for; and a server that has forgotten the job
@@ -460,14 +460,7 @@ class ServiceReducer final : public Reducer, private Epochs {
       return make_error(Errc::kMismatch,
                         "the server's place in its tree has changed; all workers must join anew");
     }
-    // Rounds that some workers have begun look otherwise on those that begin them now.
-    if (allows(Op::kSumF32) != summed_floats_) {
-      return make_error(Errc::kMismatch, summed_floats_
-                                             ? "the job may not sum floats any more; all workers "
-                                               "must join anew"
-                                             : "the job may sum floats now; all workers must join "
-                                               "anew");
-    }
+    ADDEND_TRY(check_operations(ops_, session_->welcome().ops));
     if (session_->welcome().payload_bytes != payload_bytes_) {
       return make_error(Errc::kMismatch, "the path between the server and some worker carries " +
                                              std::to_string(session_->welcome().payload_bytes) +
@@ -517,7 +510,7 @@ class ServiceReducer final : public Reducer, private Epochs {
   uint32_t payload_bytes_, quorum_;
   bool was_by_switch_;  // contributions that are kept are in its byte order
   bool was_by_leaf_;    // and not longer than it can send on
-  bool summed_floats_;  // instead of integers in their place
+  uint32_t ops_;        // that rounds were begun with
   Stream stream_;
   Outcomes outcomes_;
   IntegerRounds integer_rounds_;

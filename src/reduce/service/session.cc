@@ -2,6 +2,7 @@
 #include "reduce/service/session.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstring>
 #include <string>
@@ -227,6 +228,23 @@ void Session::leave() {
   const Status sent = control_->send(
       ADDEND_CONTROL_LEAVE, std::chrono::steady_clock::now() + std::chrono::milliseconds(500));
   (void)sent;  // a server that is gone needs no goodbye
+}
+
+Status check_operations(uint32_t before, uint32_t now) {
+  constexpr uint32_t kFloats = 1u << ADDEND_OP_SUM_F32;
+  if ((before & ~now & kFloats) != 0) {
+    return make_error(Errc::kMismatch,
+                      "the job may not sum floats any more; all workers must join anew");
+  }
+  // Rounds that some workers have begun look otherwise on those that begin them now.
+  if ((now & ~before & kFloats) != 0) {
+    return make_error(Errc::kMismatch, "the job may sum floats now; all workers must join anew");
+  }
+  const uint32_t lost = before & ~now;
+  if (lost == 0) return {};
+  return make_error(Errc::kMismatch, std::string("the job does not allow ") +
+                                         op_name(static_cast<Op>(std::countr_zero(lost))) +
+                                         " any more; all workers must join anew");
 }
 
 }  // namespace addend::service_client

@@ -91,4 +91,8 @@ class Session {
   addend_control_ended ended_{};
 };
 
+/// Whether rounds that were begun where `before` was allowed (bits by operation) can go on where
+/// `now` is. Floats travel in other operations where they are not.
+Status check_operations(uint32_t before, uint32_t now);
+
 }  // namespace addend::service_client
