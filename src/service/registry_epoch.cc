@@ -14,9 +14,10 @@ namespace {
 constexpr uint32_t kFloatOps =
     1u << ADDEND_OP_SUM_F32 | 1u << ADDEND_OP_SUM_BF16 | 1u << ADDEND_OP_SUM_F16;
 constexpr uint32_t kAllOps = (1u << ADDEND_OP_COUNT) - 1;
-// What a register of a switch can do with 32 bits.
-constexpr uint32_t kSwitchOps =
-    1u << ADDEND_OP_SUM_I32 | 1u << ADDEND_OP_OR_U64 | 1u << ADDEND_OP_MAX_U32;
+// What a register of a switch can do with 32 bits: also several short lanes that do not overflow.
+constexpr uint32_t kSwitchOps = 1u << ADDEND_OP_SUM_I32 | 1u << ADDEND_OP_SUM_U8 |
+                                1u << ADDEND_OP_SUM_U16 | 1u << ADDEND_OP_OR_U64 |
+                                1u << ADDEND_OP_MAX_U32;
 
 template <typename Members>
 Resume resume_of(const Members& members, uint32_t slots) {

@@ -34,7 +34,9 @@ CLONE_NEWNET = 0x40000000
 FENCE = 0x88B5  # an Ethernet type for experiments
 BIG_ENDIAN, RESENT = 1, 4
 HEADER = struct.Struct(">BBBBIIHBBBBHIQQ")
-LANES = {3: 4, 7: 8, 8: 4}  # bytes of a lane, by operations that a switch has
+LANES = {3: 4, 5: 1, 6: 2, 7: 8, 8: 4}  # bytes of a lane, by operations that a switch has
+WORD_BYTES = 4  # that a switch adds
+NOTICE = 3
 
 
 def why_no_switch() -> str | None:
@@ -200,6 +202,7 @@ class Event:
     frame: bytes
     refused: str | None = None
     out: list[tuple[str, bytes]] = dataclasses.field(default_factory=list)
+    ends: bool = False  # the epoch, instead of a frame
 
 
 @dataclasses.dataclass
@@ -223,6 +226,8 @@ class Trace:
             elif words[0] == "at" and words[2] == "in":
                 source = None if words[3] == "stranger" else int(words[3])
                 trace.events.append(Event(source, bytes.fromhex("".join(words[4:]))))
+            elif words[0] == "at" and words[2] == "end":
+                trace.events.append(Event(None, b"", ends=True))
             elif words[0] == "refused":
                 trace.events[-1].refused = words[1]
             elif words[0] == "out":
@@ -232,14 +237,14 @@ class Trace:
         return trace
 
     def for_switch(self, job: Job) -> None:
-        """Lanes in network byte order, tags that do not change; without turns of operations that a
-        switch does not have.
+        """Lanes in network byte order, in whole words, and tags that do not change; without turns
+        of operations that a switch does not have. Notices are the server's, and as they are.
         """
-        kept = [e for e in self.events if e.refused or e.frame[16] in LANES]
+        kept = [e for e in self.events if e.refused or e.ends or e.frame[16] in LANES]
         # big_endian, which other planes refuse, is what a switch takes.
         kept = [e for e in kept if not (e.refused == "kind" and e.frame[3] == BIG_ENDIAN)]
         if len(kept) < len(self.events):
-            left = {event.frame[8:12] for event in kept if not event.refused}
+            left = {event.frame[8:12] for event in kept if not (event.refused or event.ends)}
             numbers = {turn: number for number, turn in enumerate(sorted(left))}
         else:
             numbers = {}
@@ -259,13 +264,19 @@ class Trace:
             return frame
         fields = list(HEADER.unpack(frame[: HEADER.size]))
         kind, worker, op = fields[2], fields[7], fields[9]
+        if kind == NOTICE:
+            return frame
+        lanes = frame[HEADER.size :]
+        if refused is None:
+            lanes += bytes(-len(lanes) % WORD_BYTES)
+            fields[11] = len(lanes)
         fields[3] |= BIG_ENDIAN
         fields[5] = turns.get(frame[8:12], fields[5])
         fields[6] -= first_slot
         if refused != "tag":
             tag = job.tag if kind != 1 or worker >= job.world else job.workers[worker].tag
             fields[14] = int(tag, 16)
-        return HEADER.pack(*fields) + swap(op, frame[HEADER.size :])
+        return HEADER.pack(*fields) + swap(op, lanes)
 
 
 def job_of(trace: Trace, first_cell: int) -> Job:

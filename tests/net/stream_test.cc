@@ -403,5 +403,36 @@ TEST(Stream, WhereASwitchFoldsLanesAreBigEndianAndTagsDoNotChange) {
   EXPECT_EQ(verdict_on(ADDEND_FRAME_BIG_ENDIAN, result_key.fixed_tag()), Stream::Verdict::kArrived);
 }
 
+TEST(Stream, WhereASwitchFoldsShortLanesFillWholeWords) {
+  const auth::FrameKey worker_key = key_of(1), result_key = key_of(99);
+  Stream stream(2, kPayload);
+  stream.extend(2);
+  ASSERT_TRUE(stream.enter({7, 9, 1, 2, &worker_key, &result_key, {}, 1, 0, true}));
+  uint64_t number = 0;
+  const uint8_t lanes[] = {1, 2, 3, 4, 5, 6};
+  ASSERT_TRUE(stream.next(number));
+  stream.add(number, {Op::kSumU8, std::span(lanes, 5), 0, false});
+  ASSERT_TRUE(stream.next(number));
+  stream.add(number, {Op::kSumU16, lanes, 0, false});
+  const auto frames = stream.collect(1);
+  ASSERT_EQ(frames.size(), 2u);
+  const uint8_t bytes[] = {1, 2, 3, 4, 5, 0, 0, 0}, pairs[] = {2, 1, 4, 3, 6, 5, 0, 0};
+  for (const auto& [sent, expected] : {std::pair(frames[0], bytes), {frames[1], pairs}}) {
+    std::vector<uint8_t> frame(sent.bytes.begin(), sent.bytes.end());
+    addend_frame_header header = addend_frame_read(frame.data());
+    EXPECT_EQ(header.length, 8u);
+    const std::vector<uint8_t> payload(frame.begin() + sizeof(header), frame.end());
+    EXPECT_EQ(payload, std::vector<uint8_t>(expected, expected + 8));
+    header.kind = ADDEND_FRAME_RESULT;
+    header.worker = ADDEND_FRAME_EVERYONE;
+    header.tag = result_key.fixed_tag();
+    addend_frame_write(header, frame.data());
+    Arrival arrival{};
+    addend_control_ended ended{};
+    EXPECT_EQ(stream.receive(frame, 2, arrival, ended), Stream::Verdict::kArrived);
+    EXPECT_EQ(arrival.sums.size(), 8u);
+  }
+}
+
 }  // namespace
 }  // namespace addend::service_client

@@ -256,6 +256,8 @@ control Folding(inout headers_t hdr, inout metadata_t meta, inout standard_metad
         default_action = NoAction();
         const entries = {
             (3, _): operation(SUM);        // sum_i32
+            (5, _): operation(SUM);        // sum_u8, sum_u16: no lane overflows into the next
+            (6, _): operation(SUM);
             (7, 0 &&& 7): operation(OR);   // or_u64, whole lanes only
             (8, _): operation(MAX);        // max_u32
         }

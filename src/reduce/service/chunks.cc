@@ -2,6 +2,7 @@
 #include "reduce/service/chunks.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "base/assert.h"
 #include "base/bits.h"
@@ -21,7 +22,7 @@ std::span<uint8_t> Chunk::sums() const {
 
 void swap_lanes(Op op, std::span<uint8_t> lanes) {
   const std::size_t width = op_bytes(op, 1);
-  ADDEND_ASSERT(width == sizeof(uint32_t) || width == sizeof(uint64_t));
+  ADDEND_ASSERT(width <= sizeof(uint64_t) && std::has_single_bit(width));
   for (std::size_t at = 0; at + width <= lanes.size(); at += width)
     std::reverse(lanes.begin() + static_cast<std::ptrdiff_t>(at),
                  lanes.begin() + static_cast<std::ptrdiff_t>(at + width));

@@ -22,7 +22,10 @@ struct Chunk {
   std::span<uint8_t> sums() const;
 };
 
-/// Between the machine's byte order and the network's. REQUIRES: lanes of 4 or 8 bytes.
+/// A switch adds words of so many bytes: shorter payloads are filled up with zeros.
+constexpr std::size_t kSwitchWordBytes = 4;
+
+/// Between the machine's byte order and the network's. REQUIRES: an operation of a switch.
 void swap_lanes(Op op, std::span<uint8_t> lanes);
 
 /// What frames of a job carry.

@@ -52,5 +52,18 @@ TEST(Chunks, NarrowSumsHaveRoomToGrowAndToBeSentOn) {
   EXPECT_EQ(lanes_per_chunk(Op::kNarrowSum44, {1016, true}), 0u);
 }
 
+TEST(SwapLanes, TurnsEachLaneAroundAndLeavesBytes) {
+  const std::vector<uint8_t> bytes = {1, 2, 3, 4, 5, 6, 7, 8};
+  const auto swapped = [&](Op op) {
+    std::vector<uint8_t> lanes = bytes;
+    swap_lanes(op, lanes);
+    return lanes;
+  };
+  EXPECT_EQ(swapped(Op::kSumU8), bytes);
+  EXPECT_EQ(swapped(Op::kSumU16), (std::vector<uint8_t>{2, 1, 4, 3, 6, 5, 8, 7}));
+  EXPECT_EQ(swapped(Op::kSumI32), (std::vector<uint8_t>{4, 3, 2, 1, 8, 7, 6, 5}));
+  EXPECT_EQ(swapped(Op::kOrU64), (std::vector<uint8_t>{8, 7, 6, 5, 4, 3, 2, 1}));
+}
+
 }  // namespace
 }  // namespace addend::service_client

@@ -124,9 +124,14 @@ void Stream::add(uint64_t number, const Contribution& contribution) {
   ADDEND_ASSERT(!state.busy() && number == number_of(slot));
   ADDEND_ASSERT(contribution.bytes.size() <= payload_bytes_);
   uint8_t* lanes = frame(slot, position) + ADDEND_FRAME_HEADER_BYTES;
-  std::memcpy(lanes, contribution.bytes.data(), contribution.bytes.size());
-  if (view_.by_switch) swap_lanes(contribution.op, {lanes, contribution.bytes.size()});
-  state.length[position % 2] = static_cast<uint16_t>(contribution.bytes.size());
+  std::size_t bytes = contribution.bytes.size();
+  std::memcpy(lanes, contribution.bytes.data(), bytes);
+  if (view_.by_switch) {
+    swap_lanes(contribution.op, {lanes, bytes});
+    for (; bytes % kSwitchWordBytes != 0; ++bytes)
+      lanes[bytes] = 0;
+  }
+  state.length[position % 2] = static_cast<uint16_t>(bytes);
   state.op[position % 2] = static_cast<uint8_t>(contribution.op);
   state.table[position % 2] = static_cast<uint8_t>(contribution.table);
   state.entry[position % 2] = contribution.entry;
