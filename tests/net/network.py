@@ -21,12 +21,14 @@ from types import MappingProxyType
 from typing import Any, Callable
 
 HERE = Path(__file__).resolve().parent
-# ethtool -K DEVICE gro on, where there is no ethtool.
-POLL = """
+# ethtool -K DEVICE tx on tso off, and so on, where there is no ethtool.
+OFFLOADS = """
 import ctypes, fcntl, socket, struct, sys
-value = ctypes.create_string_buffer(struct.pack("II", 0x2C, 1))
-request = struct.pack("16sP", sys.argv[1].encode(), ctypes.addressof(value))
-fcntl.ioctl(socket.socket(), 0x8946, request)
+commands = {"tx": 0x17, "tso": 0x1F, "gso": 0x24, "gro": 0x2C}
+for name, state in zip(sys.argv[2::2], sys.argv[3::2]):
+    value = ctypes.create_string_buffer(struct.pack("II", commands[name], state == "on"))
+    request = struct.pack("16sP", sys.argv[1].encode(), ctypes.addressof(value))
+    fcntl.ioctl(socket.socket(), 0x8946, request)
 """
 
 
@@ -171,9 +173,12 @@ class Network:
         self.inside(space, "ip", "route", "add", "default", "via", f"10.77.{subnet}.1")
         return space, f"10.77.{subnet}.2"
 
+    def offloads(self, space: str, device: str, settings: str) -> None:
+        self.inside(space, sys.executable, "-c", OFFLOADS, device, *settings.split())
+
     def poll(self, space: str, device: str) -> None:
         """What arrives at a veth by XDP is taken in only if its end of the pair polls."""
-        self.inside(space, sys.executable, "-c", POLL, device)
+        self.offloads(space, device, "gro on")
 
     def space(self, worker: int) -> str:
         return f"{self.name}w{worker}"

@@ -22,14 +22,6 @@ P4 = HERE.parents[1] / "src" / "dataplane" / "p4"
 sys.path.insert(0, str(P4))
 from control import Bmv2, Host, Job, Worker  # noqa: E402
 
-# ethtool -K DEVICE tx off tso off gso off gro off, where there is no ethtool.
-NO_OFFLOADS = """
-import ctypes, fcntl, socket, struct, sys
-for command in (0x17, 0x1F, 0x24, 0x2C):
-    value = ctypes.create_string_buffer(struct.pack("II", command, 0))
-    request = struct.pack("16sP", sys.argv[1].encode(), ctypes.addressof(value))
-    fcntl.ioctl(socket.socket(), 0x8946, request)
-"""
 CLONE_NEWNET = 0x40000000
 FENCE = 0x88B5  # an Ethernet type for experiments
 BIG_ENDIAN, RESENT = 1, 4
@@ -90,7 +82,7 @@ class SwitchNetwork(Network):
         for where, device in ((space, "w"), (self.switch_space, f"p{port}")):
             self.inside(where, "sysctl", "-q", "-w", f"net.ipv6.conf.{device}.disable_ipv6=1")
             # Checksums and segments that a card would make are made before the switch sees them.
-            self.inside(where, sys.executable, "-c", NO_OFFLOADS, device)
+            self.offloads(where, device, "tx off tso off gso off gro off")
             self.inside(where, "ip", "link", "set", device, "up")
         self.inside(space, "ip", "link", "set", "w", "address", host_at(port).mac)
 
