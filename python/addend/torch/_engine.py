@@ -160,8 +160,8 @@ class Engine:
             latency_us=self.link.latency_us,
             gbit_per_s=self.link.gbit_per_s,
             gathers=self.way == "mesh",
-            # Ranks, and servers that take `quant`, add narrow sums; devices do not, wherever the
-            # others are.
+            # Ranks and servers add narrow sums; devices do not, wherever the others are. Nor does a
+            # switch, where `quant` of PyTorch needs carrier=levels in any case.
             narrows=not self.on_device,
             device="cuda" if there else "cpu",
             stream=side_stream(like.device).cuda_stream if there else 0,
