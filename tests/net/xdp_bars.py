@@ -57,8 +57,8 @@ import os, socket, sys, time
 os.sched_setaffinity(0, {0})
 SIZE, BURST, WINDOW = 1448, 32, 256
 link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-link.setsockopt(socket.SOL_UDP if hasattr(socket, "SOL_UDP") else 17, 103, SIZE)  # UDP_SEGMENT
-link.setsockopt(17, 104, 1)  # UDP_GRO
+link.setsockopt(socket.IPPROTO_UDP, 103, SIZE)  # UDP_SEGMENT
+link.setsockopt(socket.IPPROTO_UDP, 104, 1)  # UDP_GRO
 link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
 link.settimeout(0.05)
 link.connect(("10.77.0.1", int(sys.argv[1])))
