@@ -2,7 +2,8 @@
 """The C ABI (include/addend/addend.h) through ctypes.
 
 Structs and numbers repeat the header; tests/python/test_native.py compares them with what a C
-compiler says. The library is loaded with CDLL, which releases the GIL during every call.
+compiler says. The library is loaded with CDLL, which releases the GIL during every call, but for
+those of `Library.quick`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ctypes import (
     c_void_p,
 )
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Callable
 
 from addend.errors import BY_STATUS, Unavailable, Unsupported
@@ -223,11 +225,14 @@ def _missing(name: str, path: Path) -> Callable[..., Any]:
 
 
 class Library:
-    """The functions of one loaded library, as attributes without the prefix `addend_`."""
+    """The functions of one loaded library, as attributes without the prefix `addend_`; in `quick`
+    they keep the GIL: for calls that take microseconds and wait for nobody who may want it. To get
+    it back from another thread takes milliseconds where all cores are busy."""
 
     def __init__(self, path: Path) -> None:
+        self.quick = SimpleNamespace()
         try:
-            handle = ctypes.CDLL(str(path))
+            handle, quick = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
         except OSError as error:
             raise ImportError(
                 f"cannot load Addend's native library {path}: {error}. It comes with the installed "
@@ -240,14 +245,15 @@ class Library:
                 "both from one release, or correct ADDEND_LIBRARY"
             )
         for name, result, arguments in _FUNCTIONS:
-            try:
-                function = getattr(handle, f"addend_{name}")
-            except AttributeError:
-                setattr(self, name, _missing(name, path))
-                continue
-            function.restype = result
-            function.argtypes = arguments
-            setattr(self, name, function)
+            for holder, loaded in ((self, handle), (self.quick, quick)):
+                try:
+                    function = getattr(loaded, f"addend_{name}")
+                except AttributeError:
+                    setattr(holder, name, _missing(name, path))
+                    continue
+                function.restype = result
+                function.argtypes = arguments
+                setattr(holder, name, function)
         self.path = path
 
     def __getattr__(self, name: str) -> Any:  # for type checkers: the table above defines them

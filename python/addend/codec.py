@@ -127,7 +127,7 @@ class Codec:
     def skip_step(self) -> None:
         """The next step's plan is dense (`next_mode`), and somebody else does it who adds gradients
         as they are: the codec goes on as if it had."""
-        check(library.codec_skip_step(self._open()))
+        check(library.quick.codec_skip_step(self._open()))
 
     def set_missing(self, workers: int) -> None:
         """Between begin and finish: the sums are without these workers (bit w is worker w). The
@@ -148,7 +148,7 @@ class Codec:
 
     def is_next_dense(self) -> bool:
         """Whether that is a plain sum: asked for every bucket of every step."""
-        return bool(library.codec_next_mode(self._open()) == b"dense")
+        return bool(library.quick.codec_next_mode(self._open()) == b"dense")
 
     @property
     def memory_bytes(self) -> int:
@@ -162,7 +162,7 @@ class Codec:
 
     def record(self) -> bytes:
         """What `report.from_record` reads later: keeping it takes less time than reading it."""
-        check(library.codec_report(self._open(), self._report_reference))
+        check(library.quick.codec_report(self._open(), self._report_reference))
         return bytes(self._report)
 
     def save_state(self) -> bytes:

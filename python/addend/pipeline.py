@@ -27,11 +27,13 @@ class Part(NamedTuple):
     address: int
 
 
-class Claim(NamedTuple):
-    """Something that must be the same on all workers, and what to call it."""
+class Parts:
+    """What is submitted together, as native code has it. Good for one submission after another, as
+    long as the codecs are open and gradients stay where they are."""
 
-    what: bytes  # lives as long as the pipeline
-    value: int
+    def __init__(self, *parts: Part) -> None:
+        self.codecs = [part.codec for part in parts]
+        self.native = (_native.Part * len(parts))(*((p.codec.handle, p.address) for p in parts))
 
 
 class Outcome(NamedTuple):
@@ -64,15 +66,18 @@ class _Flying(NamedTuple):
 
     done: Callable[[Outcome], None]
     prepare: Callable[[], None] | None
-    parts: Sequence[Part]
+    parts: Parts
 
 
 class Pipeline:
     """Buckets in flight over a reducer, which it makes all calls on. Any thread, but one submitter
     at a time. It is closed, not collected: the threads that it has would not end. `threads` encode
-    and decode one gradient; 0: this process's share of the host's cores, at most 4."""
+    and decode one gradient; 0: this process's share of the host's cores, at most 4. `claims`: what
+    each submission has a number for that must be the same on all workers, and how to call it."""
 
-    def __init__(self, reducer: Reducer, deadline_s: float, threads: int = 0) -> None:
+    def __init__(
+        self, reducer: Reducer, deadline_s: float, threads: int = 0, claims: Sequence[bytes] = ()
+    ) -> None:
         self._reducer = reducer
         reducer.stay_at_exit()
         options = _native.PipelineOptions()
@@ -86,11 +91,20 @@ class Pipeline:
         self._done = _native.DoneFunction(self._call_done)
         self._prepare = _native.PrepareFunction(self._call_prepare)
         self._no_prepare = _native.PrepareFunction()
+        # Filled in for each submission: native code has a copy when the call is over.
+        self._claims = (_native.Claim * len(claims))(*((what, 0) for what in claims))
+        self._submission = _native.Submission(
+            size=ctypes.sizeof(_native.Submission),
+            claims=self._claims,
+            claim_count=len(claims),
+            done=self._done,
+        )
+        self._ended, self._outcome = ctypes.c_int(), _native.Outcome()
 
     def run(
         self,
-        parts: Sequence[Part],
-        claims: Sequence[Claim],
+        parts: Parts,
+        claims: Sequence[int],
         done: Callable[[Outcome], None],
         *,
         here: bool = False,
@@ -104,35 +118,25 @@ class Pipeline:
         thread that encodes, before gradients are read; not before a CUDA event is there, where
         `ready` names one and its device. Codecs are kept alive until the bucket has
         ended; gradients are the caller's to keep."""
-        submission = _native.Submission()
-        submission.size = ctypes.sizeof(submission)
+        submission = self._submission
         submission.flags = (_PIECES if pieces else 0) | (_IN_PLACE if in_place else 0)
-        submission.parts = (_native.Part * len(parts))()
-        for part, native_part in zip(parts, submission.parts):
-            native_part.codec, native_part.gradient = part.codec.handle, part.address
-        submission.part_count, submission.claim_count = len(parts), len(claims)
-        submission.claims = (_native.Claim * len(claims))()
-        for claim, native_claim in zip(claims, submission.claims):
-            native_claim.what, native_claim.value = claim
+        submission.parts, submission.part_count = parts.native, len(parts.native)
+        for value, claim in zip(claims, self._claims):
+            claim.value = value
         submission.prepare = self._no_prepare if prepare is None else self._prepare
-        submission.done = self._done
         submission.ready_event, submission.ready_device = ready or (None, 0)
         number = submission.context = next(self._numbers)
         self._flying[number] = _Flying(done, prepare, parts)
-        ended, native = ctypes.c_int(), _native.Outcome()
+        run = library.pipeline_run if here else library.quick.pipeline_run
         try:
-            check(
-                library.pipeline_run(
-                    self._handle, submission, here, ctypes.byref(ended), ctypes.byref(native)
-                )
-            )
+            check(run(self._handle, submission, here, self._ended, self._outcome))
         except Exception:  # it was not taken
             del self._flying[number]
             raise
-        if not ended.value:
+        if not self._ended.value:
             return None
         del self._flying[number]
-        return _outcome_of(native)
+        return _outcome_of(self._outcome)
 
     def _call_done(self, number: int, outcome: Any) -> None:
         self._flying.pop(number).done(_outcome_of(outcome.contents))

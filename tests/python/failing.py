@@ -135,7 +135,7 @@ def break_jobs(stage: str, number: int, error: Exception) -> None:
         if jobs == number and stage == "encode":
             how["prepare"] = fail
         elif jobs == number:
-            broken.update(part.codec for part in parts)
+            broken.update(parts.codecs)
         return run(pipeline, parts, *args, **how)
 
     def recording(codec: Codec) -> bytes:

@@ -37,6 +37,7 @@ from addend.pipeline import spans_of
 from addend.report import from_record
 from addend.torch import _log
 from addend.torch._bucket import Plan
+from addend.torch._buckets import Parameters
 from addend.torch._engine import Engine
 from addend.torch._look import Look, Looker, Shape, candidates_for, policy_of, selector_of
 from addend.torch._peers import Place
@@ -214,13 +215,14 @@ class Adaptive:
         step: int,
         index: int,
         buffer: torch.Tensor,
-        parameters: Sequence[torch.Tensor],
+        parameters: Parameters,
     ) -> None:
         """A gradient is ready, and will be sent."""
         seen = self._seen[step].setdefault(index, _Seen())
         seen.ready = time.perf_counter() - self._begun.get(step, math.nan)
         if step - self._first == self._steps - 1:
-            self._looks[index] = self._looker.look(index, buffer, parameters, self._asked(index))
+            asked = self._asked(index)
+            self._looks[index] = self._looker.look(index, buffer, parameters(), asked)
 
     def all_submitted(self, step: int) -> None:
         """The last gradient of a step is on its way, too. Collective at the end of a window."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from addend import Codec
-from addend.pipeline import Part
+from addend.pipeline import Part, Parts
 
 DTYPES = {
     torch.float32: "float32",
@@ -66,9 +66,14 @@ class Codecs:
         other, not at once."""
         self.runs, self.on_device, self.pieces = list(runs), on_device, pieces
         self._itemsize = itemsize
+        self._parts: dict[int, Parts] = {}  # of the last gradient, by its address
 
-    def parts(self, address: int) -> list[Part]:
-        return [Part(run.codec, address + run.begin * self._itemsize) for run in self.runs]
+    def parts(self, address: int) -> Parts:
+        if address not in self._parts:
+            places = (address + run.begin * self._itemsize for run in self.runs)
+            made = Parts(*(Part(run.codec, to) for run, to in zip(self.runs, places)))
+            self._parts = {address: made}
+        return self._parts[address]
 
     def all_dense(self) -> bool:
         """Whether the next step of all of them is a plain sum."""
@@ -83,6 +88,7 @@ class Codecs:
         return [(run.codec.record(), run.elements) for run in self.runs]
 
     def close(self) -> None:
+        self._parts = {}  # what is submitted from now on is refused
         for run in self.runs:
             run.codec.close()
 

@@ -107,20 +107,20 @@ class Buckets:
         made = self.known[index] = self._make(index, key, buffer, parameters)
         return made
 
-    def follow(self, index: int, parameters: list[torch.Tensor]) -> Bucket:
+    def follow(self, index: int, parameters: Parameters) -> Bucket:
         """The bucket with the codec that the controller wants now; what it kept goes along."""
         known = self.known[index]
         if self._choose is not None and known.spec != self._choose(index):
             self._park(index)
-            known = self._make(index, known.key, known.buffer, parameters)
+            known = self._make(index, known.key, known.buffer, parameters())
             self.known[index] = known
         return known
 
-    def plain(self, index: int, parameters: list[torch.Tensor]) -> Bucket:
+    def plain(self, index: int, parameters: Parameters) -> Bucket:
         """The bucket as it travels where everything goes dense."""
         known, plain = self.known[index], self._plain.get(index)
         if plain is None or plain.key != known.key:
-            plain = self._make(index, known.key, known.buffer, parameters, plain=True)
+            plain = self._make(index, known.key, known.buffer, parameters(), plain=True)
             self._plain[index] = plain
         return plain
 

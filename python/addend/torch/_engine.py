@@ -25,14 +25,14 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from addend import Codec, Error, InvalidArgument, Mismatch, Timeout, Unavailable, Unsupported
-from addend.pipeline import Claim, Outcome, Part, Pipeline
+from addend.pipeline import Outcome, Part, Parts, Pipeline
 from addend.reducer import Link, Reducer
 from addend.torch import _group, _log
 from addend.torch._bucket import DTYPES, Plan, side_stream
@@ -47,6 +47,8 @@ _CLOSE_S = 5.0  # for what is under way to end
 _TOLD_S = 2.0  # for a rank that cannot go on to say why
 _SLOW_GBIT_PER_S = 3.0  # measured: docs/decisions/0135-slow-links-have-the-backends-sums.md
 _CANNOT = "whether all can go on"
+# What all ranks must share of a job, beside what native code compares.
+_CLAIMS = (b"step", b"bucket", b"layout (parameter names, sizes, types, codecs)", b"loss scale")
 
 
 _Sum = torch.futures.Future[torch.Tensor]
@@ -104,7 +106,7 @@ class Engine:
         self.quorum, self.deadline_s = reducer.quorum, deadline_s
         self.failure: Error | None = None
         self._reducer = reducer
-        self._pipeline: Pipeline | None = Pipeline(reducer, deadline_s, threads)
+        self._pipeline: Pipeline | None = Pipeline(reducer, deadline_s, threads, _CLAIMS)
         self._nothing = Codec("dense", dtype="float32", count=1, world=self.world, worker=self.rank)
         self._zero = torch.zeros(1)
         self._pid = os.getpid()
@@ -183,7 +185,7 @@ class Engine:
         self,
         place: Place,
         plan: Plan,
-        parts: Sequence[Part],
+        parts: Parts,
         done: Callable[[Outcome], None],
         failed: Callable[[Exception], None],
         *,
@@ -194,15 +196,9 @@ class Engine:
     ) -> None:
         """Submits a gradient. `done` or `failed` is called once: with `here` perhaps in this
         thread, otherwise in one of the pipeline's. `ready`, `how`: see Pipeline.run."""
-        self.check_open()
         if self.planes_stay:
             ready = None  # streams order everything, and a host that asks takes time from backward
-        claims = (
-            Claim(b"step", place.step),
-            Claim(b"bucket", place.bucket),
-            Claim(b"layout (parameter names, sizes, types, codecs)", plan.layout),
-            Claim(b"loss scale", _bits_of(loss_scale)),
-        )
+        claims = (place.step, place.bucket, plan.layout, _bits_of(loss_scale))
 
         def ended(outcome: Outcome) -> None:
             self._end(outcome, plan, done, failed)
@@ -227,21 +223,10 @@ class Engine:
             if outcome is not None:  # before the codec has another bucket
                 ended(outcome)
 
-    @contextlib.contextmanager
-    def telling(self, place: Place) -> Iterator[None]:
+    def telling(self, place: Place) -> Telling:
         """Of what fails inside, on this rank alone, the others are told: they would wait for it."""
         self.check_open()
-        try:
-            yield
-        except (InvalidArgument, Unsupported):  # follows from what all have, so all of them say it
-            raise
-        except Exception as error:  # no memory, say
-            if self._stop is not None:
-                raise
-            failure = self.fail(error, place)
-            if failure is error:
-                raise
-            raise failure from error
+        return Telling(self, place)
 
     def agree(
         self,
@@ -253,7 +238,7 @@ class Engine:
     ) -> None:
         """Like `run`, of nothing: `done` is called in the order of jobs once all ranks have been
         seen to be here with the same plan."""
-        parts = [Part(self._nothing, self._zero.data_ptr())]
+        parts = Parts(Part(self._nothing, self._zero.data_ptr()))
         self.run(place, plan, parts, done, failed, **named)
 
     def agree_now(self, place: Place, plan: Plan) -> None:
@@ -284,7 +269,8 @@ class Engine:
             if errors:
                 raise errors[0]
 
-        self.run(place, plan, [Part(codec, tensor.data_ptr())], lambda _: ended.set(), failed)
+        parts = Parts(Part(codec, tensor.data_ptr()))
+        self.run(place, plan, parts, lambda _: ended.set(), failed)
         return wait
 
     def leave(
@@ -521,6 +507,26 @@ class Engine:
         said = f"{culprits} ({cause})" if culprits else f"{cause} (every rank answers)"
         kind = Timeout if late else Unavailable
         return kind(f"{where}: {said}"), [a.rank for a in answers if a.verdict == "working"]
+
+
+class Telling(NamedTuple):
+    """See Engine.telling. A generator would take longer, and this is part of every hook."""
+
+    engine: Engine
+    place: Place
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        # Those two follow from what all have, so all of them say it.
+        if not isinstance(error, Exception) or isinstance(error, (InvalidArgument, Unsupported)):
+            return
+        if self.engine.closed:
+            return
+        failure = self.engine.fail(error, self.place)
+        if failure is not error:
+            raise failure from error  # no memory, say
 
 
 def value_of(future: _Sum) -> torch.Tensor:

@@ -146,8 +146,7 @@ class Handle:
             promised = self._send(place, bucket)
             if self._adaptive is not None and bucket.is_last():
                 self._adaptive.all_submitted(place.step)
-        self._meter.count("hook_calls")
-        self._meter.count("time/hook_s", time.perf_counter() - begin)
+        self._meter.hook_done(time.perf_counter() - begin)
         return promised
 
     def _send(
@@ -280,7 +279,7 @@ class Handle:
         if not whole or not codecs.all_dense():
             return None
         codecs.skip_step()
-        return self._buckets.plain(index, parameters())
+        return self._buckets.plain(index, parameters)
 
     def _leaves(self, place: Place, known: Bucket, buffer: torch.Tensor) -> bool:
         """Whether the backend adds this gradient as DDP itself would have it do: what no codec
@@ -384,11 +383,10 @@ class Handle:
         assert adaptive is not None
         if known.codecs is None:
             return known
-        given = parameters()
-        adaptive.submitted(place.step, place.bucket, buffer, given)
+        adaptive.submitted(place.step, place.bucket, buffer, parameters)
         if adaptive.is_reference(place.step):
-            return self._buckets.plain(place.bucket, given)
-        return self._buckets.follow(place.bucket, given)
+            return self._buckets.plain(place.bucket, parameters)
+        return self._buckets.follow(place.bucket, parameters)
 
     # ---- what users call
 

@@ -110,9 +110,10 @@ class Meter:
         if self._trace is not None:
             self._trace.add(name, begin, end, place)
 
-    def count(self, key: str, amount: float = 1) -> None:
+    def hook_done(self, seconds: float) -> None:
         with self._lock:
-            self._totals[key] += amount
+            self._totals["hook_calls"] += 1
+            self._totals["time/hook_s"] += seconds
 
     def _codec_done(self, report: Report, elements: int) -> None:
         """One codec's step: bytes, what it fell back to, what it saw of density and error."""

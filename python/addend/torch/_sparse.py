@@ -9,7 +9,7 @@ from typing import Any, Callable
 import torch
 
 from addend import InvalidArgument
-from addend.pipeline import Outcome, Part
+from addend.pipeline import Outcome, Part, Parts
 from addend.rows import ELEMENTS, RowCodec, RowGradient
 from addend.torch._bucket import Plan, digest
 from addend.torch._engine import Engine
@@ -85,7 +85,7 @@ class SparseSums:
             done(_make_sparse(merged, total, tensor))
 
         kept = (rows, values)  # until it has ended
-        parts = [Part(codec, gradient.address)]
+        parts = Parts(Part(codec, gradient.address))
         ended.kept = gradient, kept  # type: ignore[attr-defined]
         self._engine.run(place, self._plan, parts, ended, failed, **named)
 
