@@ -397,7 +397,7 @@ def test_few_bits_travel_as_indices(spec: str, travels_as: str) -> None:
     assert said == f"fixed: {travels_as}"
 
 
-# Eighteen ranks are the fewest whose whole sums would take 16 bits.
+# Eighteen ranks are the fewest whose whole sums would take 16 bits; one to three bits fit eight.
 @pytest.mark.parametrize(
     ("spec", "world", "on_device", "travels_as"),
     [
@@ -406,6 +406,8 @@ def test_few_bits_travel_as_indices(spec: str, travels_as: str) -> None:
         ("quant", 18, True, "TABLE_SUM_U16"),
         ("quant:bits=4", 18, False, "TABLE_SUM_U16"),
         ("quant:feedback=float", 18, False, "TABLE_SUM_U16"),
+        ("quant:bits=2,feedback=float", 4, False, "NARROW_SUM_2_8"),
+        ("quant:bits=2", 4, True, "TABLE_SUM_U8"),
     ],
 )
 def test_sums_of_many_ranks_come_back_in_eight_bits_unless_one_is_on_a_device(
