@@ -426,8 +426,10 @@ class Auto final : public Controller {
       if (allowed(choices, one.plan) && worth(one.plan) > kNoise * worth(target)) target = one.plan;
     }
     if (worth(target) < kWorthIt * worth(dense)) target = dense;
-    // What ran lately is known; what did not has disappointed by so much.
-    const bool known = target == dense || find_tried(target) != tried_.end();
+    // What ran lately is known, if that was for longer than its first windows; what did not has
+    // disappointed by so much.
+    const auto ran = find_tried(target);
+    const bool known = target == dense || (ran != tried_.end() && ran->windows >= kDwell);
     const double doubt = known ? spread_ : std::max(spread_, surprise_);
     const bool leave = moved || worth(target) >= std::max(kWorthIt, 1 + doubt) * worth(stay);
     const Plan& next = leave ? target : stay;
