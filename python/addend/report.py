@@ -46,25 +46,13 @@ def _known(count: int) -> int | None:
 
 
 def from_native(native: _native.Report) -> Report:
+    values = {name: getattr(native, name) for name in Report._fields}
     reported = min(native.rounds, _native.MAX_REPORTED_ROUNDS)
-    return Report(
-        rounds=native.rounds,
-        wire_bytes=native.wire_bytes,
-        dense_bytes=native.dense_bytes,
-        round_bytes=tuple(native.round_bytes[:reported]),
-        local_nonzeros=_known(native.local_nonzeros),
-        union_nonzeros=_known(native.union_nonzeros),
-        cells=native.cells,
-        stuck_keys=native.stuck_keys,
-        escaped_values=native.escaped_values,
-        mode=native.mode.decode(),
-        fallback=native.fallback.decode(),
-        sampled_energy=native.sampled_energy,
-        sampled_error=native.sampled_error,
-        nonfinite=native.nonfinite,
-        contributors=native.contributors,
-        missing=native.missing,
-    )
+    values["round_bytes"] = tuple(native.round_bytes[:reported])
+    values["local_nonzeros"] = _known(native.local_nonzeros)
+    values["union_nonzeros"] = _known(native.union_nonzeros)
+    values["mode"], values["fallback"] = native.mode.decode(), native.fallback.decode()
+    return Report(**values)
 
 
 def from_record(record: bytes) -> Report:
