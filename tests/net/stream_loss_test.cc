@@ -148,6 +148,14 @@ TEST(Loss, IsSeenOnceWhereWorkersReadSeveralResultsAtATime) {
   EXPECT_LT(run({"dense 32 MiB", {1, 23831}, 2}, 2, link).again, 0.008);
 }
 
+// A worker that lost a result sends its slot's next chunk after the others did, and it is complete
+// at once: it comes back before what this worker sent earlier, of which nothing was lost.
+TEST(Loss, IsNotSeenInAllThatASlotOvertakesWhoseResultWasLost) {
+  Link link{200'000, 0.01, 10, 0, 1000};
+  link.nap_ns = 1'000'000;
+  EXPECT_LT(run({"dense 16 MiB", {1, 11900}, 2}, 2, link).again, 0.08);
+}
+
 // What is asked for again before it can come back is never at its first try, by which round trips
 // are measured.
 TEST(Loss, IsNotSeenForLongWhereAPathBecomesLonger) {

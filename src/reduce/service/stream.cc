@@ -200,7 +200,8 @@ std::span<const Stream::Frame> Stream::collect(uint64_t now_ns) {
 }
 
 // Only chunks that came back at their first try overtake: all workers sent them after the one that
-// they overtake. One that was sent again may have been complete long ago.
+// they overtake. One that was sent again may have been complete long ago, and the next one of its
+// slot the others may have sent long before this worker did, and before what it overtakes.
 bool Stream::overtaken(uint32_t slot) {
   return states_[slot].order + kReorder <= latest_back(slot);
 }
@@ -353,14 +354,15 @@ Stream::Verdict Stream::accept(const addend_frame_header& header, std::span<cons
   // Of a chunk that was sent twice nobody knows which one was answered, unless it was too soon for
   // the second, or too late for the first.
   const uint64_t elapsed_ns = now_ns - state.sent_ns;
+  const bool in_order = state.tries == 1 && !overtaken(header.slot);
   if (state.tries == 1) {
-    if (!overtaken(header.slot))
+    if (in_order)
       pace_.measured(elapsed_ns, now_ns);
     else if (state.copied && pace_.is_of_copy(elapsed_ns))
       pace_.lost();
     else
       pace_.swapped();
-    latest_back(header.slot) = std::max(latest_back(header.slot), state.order);
+    if (!state.was_late) latest_back(header.slot) = std::max(latest_back(header.slot), state.order);
     in_need_ = 0;
   } else if (state.in_doubt && pace_.is_too_soon(elapsed_ns)) {
     pace_.swapped();
@@ -368,6 +370,7 @@ Stream::Verdict Stream::accept(const addend_frame_header& header, std::span<cons
     pace_.lost();
   }
   state.in_doubt = false;
+  state.was_late = !in_order;
   pace_.progressed();
   progress_ns_ = now_ns;
   silences_ = 0;

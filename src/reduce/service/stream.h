@@ -105,6 +105,7 @@ class Stream {
     uint64_t sent_ns = 0, order = 0;
     bool copied = false;        // sent twice this time
     bool in_doubt = false;      // sent again because it was overtaken
+    bool was_late = false;      // the turn before came back at another try, or was overtaken
     uint64_t overtaken_ns = 0;  // when later ones were first seen to have come back; 0: not yet
     std::array<uint16_t, 2> length{};
     std::array<uint8_t, 2> op{}, table{};
