@@ -273,7 +273,8 @@ Result<TlsStream> TlsStream::create(const TlsContext& context, int fd, Side side
 TlsStream::TlsStream(TlsStream&& other) noexcept
     : ssl_(std::exchange(other.ssl_, nullptr)),
       problem_(std::move(other.problem_)),
-      hung_up_(other.hung_up_) {}
+      hung_up_(other.hung_up_),
+      fell_silent_(other.fell_silent_) {}
 
 TlsStream::~TlsStream() {
   if (ssl_ == nullptr) return;
@@ -282,6 +283,7 @@ TlsStream::~TlsStream() {
 }
 
 Progress TlsStream::progress_of(int result) {
+  const int why = errno;
   switch (SSL_get_error(ssl_, result)) {
     case SSL_ERROR_NONE:
       return Progress::kDone;
@@ -294,6 +296,7 @@ Progress TlsStream::progress_of(int result) {
     default:
       const unsigned long code = ERR_peek_error();
       hung_up_ = code == 0 || ERR_GET_REASON(code) == SSL_R_UNEXPECTED_EOF_WHILE_READING;
+      fell_silent_ = code == 0 && (why == ETIMEDOUT || why == EHOSTUNREACH || why == ENETUNREACH);
       problem_ = hung_up_ ? "the other end hung up" : library_error();
       ERR_clear_error();
       return Progress::kFailed;

@@ -77,13 +77,15 @@ class TlsStream {
   std::string problem() const { return problem_; }
   /// Whether that was the end of the connection, without a word.
   bool hung_up() const { return hung_up_; }
+  /// Whether the other end's host has not answered for so long that the kernel gave up.
+  bool fell_silent() const { return fell_silent_; }
 
  private:
   explicit TlsStream(ssl_st* ssl) : ssl_(ssl) {}
   Progress progress_of(int result);
   ssl_st* ssl_;
   std::string problem_;
-  bool hung_up_ = false;
+  bool hung_up_ = false, fell_silent_ = false;
 };
 
 }  // namespace addend::auth

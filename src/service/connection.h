@@ -35,6 +35,8 @@ class Connection {
   ConnectionId id() const { return id_; }
   int fd() const { return peer_.socket.get(); }
   bool open() const { return static_cast<bool>(peer_.socket); }
+  /// Whether it broke because the peer's host no longer answers.
+  bool fell_silent() const { return peer_.stream.fell_silent(); }
   const net::Address& address() const { return peer_.address; }
   const std::string& identity() const { return peer_.identity; }
   std::string tenant() const { return identity().substr(0, identity().find('/')); }

@@ -266,7 +266,7 @@ void Control::let_in(Peer peer, Clock::time_point now) {
 }
 
 void Control::close(Connection& connection) {
-  registry_->lost(connection.id());
+  registry_->lost(connection.id(), connection.fell_silent());
   changed_ = true;
   connection.close();
 }

@@ -347,7 +347,7 @@ void Registry::leave(ConnectionId from) {
   remove_if_done(key);
 }
 
-void Registry::lost(ConnectionId from) {
+void Registry::lost(ConnectionId from, bool silent) {
   const auto found = workers_.find(from);
   if (found == workers_.end()) return;
   const Key key = found->second;
@@ -360,8 +360,21 @@ void Registry::lost(ConnectionId from) {
       std::count_if(job.members.begin(), job.members.end(),
                     [](const Member& member) { return member.connection != 0; }));
   const bool enough = job.options.quorum > 0 && left >= job.options.quorum;
+  // If it may come back, the others should, too: whoever hears of an end fails.
+  if (job.epoch != 0 && !enough && silent && job.options.quorum > 0) return let_go(key);
   if (job.epoch != 0 && !enough) end_epoch(job, ADDEND_NOTICE_CLOSED, worker);
   if (job.epoch == 0) leave_upstream(job, false);
+  remove_if_done(key);
+}
+
+// As if this server had gone: workers come back, and go on together.
+void Registry::let_go(const Key& key) {
+  Job& job = jobs_.at(key);
+  for (const Member& member : std::vector<Member>(job.members)) {
+    if (member.connection == 0) continue;
+    forget(job, member.connection);
+    sink_.cut(member.connection);
+  }
   remove_if_done(key);
 }
 

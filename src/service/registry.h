@@ -119,8 +119,9 @@ class Registry {
   /// The number of a table of the worker's job.
   Result<uint32_t> table(ConnectionId from, const addend_control_table& table);
   void leave(ConnectionId from);
-  /// A connection broke without a goodbye.
-  void lost(ConnectionId from);
+  /// A connection broke without a goodbye. `silent`: its peer's host no longer answers, so the
+  /// worker may be alive, and come back.
+  void lost(ConnectionId from, bool silent = false);
   /// An epoch ended in the data plane.
   void ended(const addend_frame_header& notice);
   Status drain(const std::string& identity, const addend_control_drain& which);
@@ -223,6 +224,7 @@ class Registry {
   /// REQUIRES: the connection is one of the job's workers'.
   static uint32_t number_of(const Job& job, ConnectionId connection);
   void forget(Job& job, ConnectionId connection);
+  void let_go(const Key& key);
   void remove_if_done(const Key& key);
   void log(LogLevel level, std::string_view event, const Job& job, uint32_t worker) const;
 

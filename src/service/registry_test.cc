@@ -64,6 +64,30 @@ TEST_F(RegistryTest, FewerThanAQuorumAreToldAtOnce) {
   EXPECT_EQ(messages[0].as<addend_control_ended>().worker, 1u);
 }
 
+// Whose machine no longer answers may be back soon, and whoever is told of an end fails.
+TEST_F(RegistryTest, FewerThanAQuorumAreLetGoIfTheOthersMayComeBack) {
+  start_ring_with_quorum(2);
+  const uint32_t before = threads_.last->slots.epoch;
+  registry_.lost(11, true);
+  EXPECT_TRUE(sink_.of(ADDEND_CONTROL_ENDED).empty());
+  EXPECT_EQ(sink_.cuts, (std::vector<ConnectionId>{10}));
+  EXPECT_TRUE(threads_.live.empty());
+  addend_control_join again = message("ring", 0);
+  again.job.quorum = 2;
+  again.job.patience_ns = 1000;
+  ASSERT_TRUE(come(12, "one", again, std::vector<uint32_t>(10, 0)));
+  again.worker = 1;
+  ASSERT_TRUE(come(13, "one", again, std::vector<uint32_t>(10, 0)));
+  EXPECT_NE(threads_.last->slots.epoch, before);
+}
+
+TEST_F(RegistryTest, WithoutAQuorumASilentWorkerIsNamed) {
+  start_ring();
+  registry_.lost(11, true);
+  EXPECT_EQ(sink_.of(ADDEND_CONTROL_ENDED).size(), 1u);
+  EXPECT_TRUE(sink_.cuts.empty());
+}
+
 TEST_F(RegistryTest, AWorkerThatComesBackDoesNotEndWhatAQuorumGoesOnWith) {
   start_ring_with_quorum(1);
   registry_.lost(11);

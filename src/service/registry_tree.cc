@@ -127,12 +127,7 @@ void Registry::upstream_gone(uint32_t number) {
   Job* job = job_of_uplink(number);
   if (job == nullptr) return;
   log(LogLevel::kWarning, "the next server is gone", *job, ADDEND_FRAME_EVERYONE);
-  for (const Member& member : std::vector<Member>(job->members)) {
-    if (member.connection == 0) continue;
-    forget(*job, member.connection);
-    sink_.cut(member.connection);
-  }
-  remove_if_done({job->tenant, job->options.name});
+  let_go({job->tenant, job->options.name});
 }
 
 }  // namespace addend::service

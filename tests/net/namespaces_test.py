@@ -117,6 +117,28 @@ class NamespacesTest(NetworkTest):
         for process in processes:
             self.finish(process)
 
+    def test_with_a_quorum_a_job_outlives_links_that_are_down_for_long(self) -> None:
+        self.network.inside(
+            self.network.server_space,
+            ADDEND,
+            *shlex.split(
+                f"job create default --workers {WORLD} --patience 100 --quorum 3 --aggregator "
+                f"127.0.0.1:7700 --identity lab --key {self.service.keys['lab']}"
+            ),
+        )
+        processes = self.start_workers(iterations=200)
+        self.wait_for_turns(1000)
+        for port in ("s2", "s3"):
+            self.network.inside(self.network.server_space, "ip", "link", "set", port, "down")
+        # Keep-alive ends their connections, and the others are fewer than the quorum.
+        wait_until(
+            lambda: self.service.status()["jobs"][0]["waits_for"] == [2, 3], "workers that wait"
+        )
+        for port in ("s2", "s3"):
+            self.network.inside(self.network.server_space, "ip", "link", "set", port, "up")
+        for process in processes:
+            self.finish(process)
+
     def test_a_server_that_is_killed_and_restarted_changes_nothing(self) -> None:
         processes = self.start_workers(iterations=60)
         self.wait_for_turns(2000)
