@@ -289,19 +289,44 @@ TEST(Reducer, DoesNoRoundBehindOneThatFailed) {
   EXPECT_EQ(rounds.start(1).error().code, Errc::kUnavailable);
 }
 
-// A caller's engine that fails in one of its calls and would go on: it is not asked again.
+// Does rounds in the order of their starts; whatever happened before a wait, it goes on.
+class ForgetfulReducer final : public Reducer {
+ public:
+  explicit ForgetfulReducer(std::function<Status()> call) : call_(std::move(call)) {}
+  uint32_t world() const override { return 1; }
+  uint32_t worker() const override { return 0; }
+  Status reduce(Round&, Deadline) override { return call_(); }
+  Result<uint64_t> start(Round&) override { return next_number_++; }
+  Result<uint64_t> start_step(std::span<const Claim>, Round&) override { return next_number_++; }
+  Result<bool> wait(uint64_t number, Deadline) override {
+    bool failed = false;
+    for (; done_ < number; ++done_)
+      failed = !call_() || failed;
+    ++done_;
+    if (failed) return make_error(Errc::kUnavailable, "an earlier round failed");
+    ADDEND_TRY(call_());
+    return true;
+  }
+  void abandon() override {}
+
+ private:
+  std::function<Status()> call_;
+  uint64_t done_ = 0;
+};
+
+// One that fails in one of its calls and would go on: it is not asked again.
 TEST(FallbackReducer, IsBrokenForGoodByARoundThatOverlapped) {
   enum class How { kInOrder, kNewestFirst, kAbandoned };
   for (const How how : {How::kInOrder, How::kNewestFirst, How::kAbandoned}) {
     SCOPED_TRACE(static_cast<int>(how));
     uint32_t calls = 0;
     bool fails = false;
-    auto custom = create_custom_reducer({1, 0}, [&](Round&, Deadline) -> Status {
+    auto forgetful = std::make_unique<ForgetfulReducer>([&]() -> Status {
       ++calls;
       return std::exchange(fails, false) ? make_error(Errc::kTimeout, "no answer") : Status();
     });
     auto reducer = create_fallback_reducer(
-        std::make_unique<ToldReducer>(std::array{0u, 1u}, std::deque<int>()), *std::move(custom));
+        std::make_unique<ToldReducer>(std::array{0u, 1u}, std::deque<int>()), std::move(forgetful));
     ManyRounds rounds(**reducer);
     for (uint32_t r = 0; r < 3; ++r)
       ASSERT_EQ(*rounds.start(r), r);
@@ -328,7 +353,9 @@ TEST(FallbackReducer, IsBrokenForGoodByARoundThatOverlapped) {
 TEST(FallbackReducer, LeavesBothGroupsWhenItIsAbandonedBeforeRoundsOverlap) {
   auto primary = create_local_group(2), secondary = create_local_group(2);
   spawn_workers(2, {}, [&](uint32_t w, Reducer&) {
-    auto reducer = create_fallback_reducer((*primary)->reducer(w), (*secondary)->reducer(w));
+    Errc why{};
+    auto reducer = create_fallback_reducer((*primary)->reducer(w), (*secondary)->reducer(w),
+                                           [&](const Error& error) { why = error.code; });
     uint64_t lane = 1;
     Round round;
     round.add({Op::kOrU64, 1, &lane, nullptr, nullptr});
@@ -338,6 +365,7 @@ TEST(FallbackReducer, LeavesBothGroupsWhenItIsAbandonedBeforeRoundsOverlap) {
     }
     const Status status = (*reducer)->reduce(round, Clock::now() + std::chrono::seconds(10));
     ASSERT_FALSE(status);
+    EXPECT_EQ(why, Errc::kUnavailable) << "of the first group";
     EXPECT_EQ(status.error().code, Errc::kUnavailable) << status.error().message;
   });
 }
