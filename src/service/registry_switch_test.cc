@@ -64,9 +64,9 @@ TEST_F(SwitchTest, WorkersLearnWhatASwitchCanDoAndTheServerFoldsNothing) {
   const auto welcome = sink_.of(ADDEND_CONTROL_WELCOME).at(0).as<addend_control_welcome>();
   EXPECT_EQ(welcome.flags, ADDEND_CONTROL_SWITCH);
   EXPECT_EQ(welcome.payload_bytes, 48u);
-  EXPECT_EQ(welcome.ops,
-            1u << ADDEND_OP_SUM_I32 | 1u << ADDEND_OP_SUM_U8 | 1u << ADDEND_OP_SUM_U16 |
-                1u << ADDEND_OP_OR_U64 | 1u << ADDEND_OP_MAX_U32);
+  EXPECT_EQ(welcome.ops, 1u << ADDEND_OP_SUM_I32 | 1u << ADDEND_OP_SUM_U8 |
+                             1u << ADDEND_OP_SUM_U16 | 1u << ADDEND_OP_OR_U64 |
+                             1u << ADDEND_OP_MAX_U32);
   EXPECT_EQ(threads_.part_ops, 0u);
 }
 
