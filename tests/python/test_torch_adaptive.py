@@ -385,7 +385,8 @@ def fail_a_switch(rank: int, world: int, after: str, views: bool, stage: str) ->
     elif rank == 0:
         break_jobs(stage, 1, ValueError("broken by the test"))
     assert "broken by the test" in fail_at(lambda: send(model, rank, WINDOWS[2]))[0]
-    assert handle._buckets.known[0].spec == after
+    # The other rank may hear of it while it waits for what decides the switch.
+    assert handle._buckets.known[0].spec in ((after,) if rank == 0 else (TOP, after))
     grad = next(model.parameters()).grad
     assert torch.equal(grad, whole_numbers(rank, WINDOWS[2]))
     state = handle.state_dict()["parameters"]
