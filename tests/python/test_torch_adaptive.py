@@ -370,6 +370,35 @@ def test_dense_steps_after_an_overflow_are_not_taken_for_the_plans() -> None:
     run_ranks(2, overflow)
 
 
+def end_after_a_window(rank: int, world: int) -> None:
+    """A rank ends when its last step is over. What ranks tell each other of a window is under way
+    then: the other one begins that only when it is told that the first is about to end."""
+    store = dist.distributed_c10d._get_default_store()
+    model = DistributedDataParallel(OneMatrix())
+    handle = attach(model, **asked())
+    adaptive: Any = handle._adaptive
+    for step in range(WINDOWS[1] - 1):
+        send(model, rank, step)
+    begin = adaptive._send_signals
+
+    def late(step: int) -> Any:
+        store.wait(["ends"])
+        return begin(step)
+
+    if rank == 1:
+        adaptive._send_signals = late
+    send(model, rank, WINDOWS[1] - 1)
+    assert adaptive._exchange is not None
+    if rank == 0:
+        store.set("ends", "")
+    addend.torch.close_all()
+    assert handle.failure is None
+
+
+def test_a_script_may_end_when_a_window_does() -> None:
+    run_ranks(2, end_after_a_window)
+
+
 def fail_a_switch(rank: int, world: int, after: str, views: bool, stage: str) -> None:
     """The first step of another codec fails: what the one before kept is still there, and apart
     from the gradient."""

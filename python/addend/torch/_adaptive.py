@@ -38,12 +38,12 @@ from addend.report import from_record
 from addend.torch import _log
 from addend.torch._bucket import Plan
 from addend.torch._buckets import Parameters
-from addend.torch._engine import Engine
+from addend.torch._engine import QUESTIONS, Engine
 from addend.torch._look import Look, Looker, Shape, candidates_for, policy_of, selector_of
 from addend.torch._peers import Place
 
-# Where others have the number of a bucket.
-_SIGNALS_PLACE, _RATES_PLACE = 1 << 20, (1 << 20) + 1
+# Where others have the number of a bucket: behind a step's gradients.
+_SIGNALS_PLACE, _RATES_PLACE = QUESTIONS, QUESTIONS + 1
 # Seconds an element that candidates are taken to need where plans follow from gradients alone.
 _FIXED_COST = {"dense": 0.0, "cast": 2e-10, "exact": 4e-10, "quant": 6e-10}
 _FIXED_OTHER = 1e-9
@@ -192,12 +192,12 @@ class Adaptive:
         """In order before the step's gradients, so that by the next step it is answered."""
         passed = step - self._first
         due = passed > 0 and passed % _RATES_EVERY == 0 and passed + 2 < self._steps
-        if not due or not self._rates_known:
+        if not due or not self._rates_known or self._policy != "auto":  # nobody else heeds it
             return
         own = self._learning_rate()
         self._changed[0] = float(own != self._rate and self._controller.rate_changed(own))
         plan = Plan("ranks whose learning rate changed")
-        place = Place(step, _RATES_PLACE)
+        place = Place(step - 1, _RATES_PLACE)  # which comes before this step's gradients
         self._all_asked = self._engine.sum_soon(place, plan, self._question, self._changed)
 
     def _rates_changed(self) -> bool:
@@ -230,6 +230,8 @@ class Adaptive:
         if self._shapes and looked and step - self._first == self._steps - 1:
             self._engine.drain()  # whose sums this step waits for anyway
             self._exchange = self._send_signals(step)
+            if self._engine.launches is not None:  # nothing of ours is launched after backward
+                self._exchange.wait()
 
     def ended(self, place: Place, spans: bytes, records: Sequence[tuple[bytes, int]]) -> None:
         """A gradient's sum is there."""
@@ -461,10 +463,6 @@ class Adaptive:
     def trace(self) -> str:
         return self._controller.trace()
 
-    def settle(self) -> None:
-        """What all ranks have begun ends, before what it needs is closed."""
-        if self._all_asked is not None or self._exchange is not None:
-            self._engine.settle()
-
     def close(self) -> None:
         self._looker.close()
+        self._question.close()

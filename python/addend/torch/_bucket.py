@@ -69,11 +69,12 @@ class Codecs:
         self._parts: dict[int, Parts] = {}  # of the last gradient, by its address
 
     def parts(self, address: int) -> Parts:
-        if address not in self._parts:
+        made = self._parts.get(address)
+        if made is None:
             places = (address + run.begin * self._itemsize for run in self.runs)
             made = Parts(*(Part(run.codec, to) for run, to in zip(self.runs, places)))
-            self._parts = {address: made}
-        return self._parts[address]
+            self._parts = {address: made}  # another thread may replace it again
+        return made
 
     def all_dense(self) -> bool:
         """Whether the next step of all of them is a plain sum."""

@@ -44,6 +44,7 @@ from addend.torch._peers import Peers, Place, describe
 GROUP_GONE = "the process group was destroyed"
 _SLICE_S = 0.5  # how long a wait goes without looking at signals
 _CLOSE_S = 5.0  # for what is under way to end
+QUESTIONS = 1 << 20  # places of what ranks ask each other between gradients have such buckets
 _TOLD_S = 2.0  # for a rank that cannot go on to say why
 _SLOW_GBIT_PER_S = 3.0  # measured: docs/decisions/0135-slow-links-have-the-backends-sums.md
 _CANNOT = "whether all can go on"
@@ -269,8 +270,12 @@ class Engine:
             if errors:
                 raise errors[0]
 
+        def done(_: Outcome) -> None:
+            ended.set()
+
+        done.kept = tensor  # type: ignore[attr-defined]  # until it has ended, whoever waits
         parts = Parts(Part(codec, tensor.data_ptr()))
-        self.run(place, plan, parts, lambda _: ended.set(), failed)
+        self.run(place, plan, parts, done, failed)
         return wait
 
     def leave(
@@ -327,11 +332,6 @@ class Engine:
         self._check_process()
         self._wait_idle(None)
 
-    def settle(self) -> None:
-        """Lets what is under way end, if it does so soon; for what all ranks have submitted."""
-        if os.getpid() == self._pid and not self.closed:
-            self._wait_idle(_CLOSE_S)
-
     def _wait_idle(self, timeout_s: float | None) -> bool:
         """With a timeout also for what nobody waits for any more, but the backend still does."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
@@ -366,9 +366,12 @@ class Engine:
         with self._idle:
             first, self._stop = self._stop is None, self._stop or why
             busy = len(self._places) > self._ending or bool(self._left)
+            asking = not self._left and all(place.bucket >= QUESTIONS for place in self._places)
         if not first:  # another thread does it
             self._closed.wait(_CLOSE_S)
             return
+        if busy and asking and self.failure is None:  # all ranks do, so answers come soon
+            busy = not self._wait_idle(_CLOSE_S)
         pipeline = self._pipeline
         assert pipeline is not None
         if busy and self.failure is None:

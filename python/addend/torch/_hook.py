@@ -462,8 +462,6 @@ class Handle:
     def close(self) -> None:
         """Ends its threads. The model cannot run backward afterwards; `detach` lets it."""
         self._meter.stop_trace()
-        if self._adaptive is not None:
-            self._adaptive.settle()
         self._engine.close()
         if self._adaptive is not None:
             self._adaptive.close()
