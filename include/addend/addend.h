@@ -296,8 +296,9 @@ ADDEND_API addend_status addend_staged_create(addend_reducer* host, uint64_t chu
                                               addend_reducer** reducer);
 
 /* The caller's own engine: reduces every plane of `round` in place, within `timeout_ns`. Returns a
- * status; on failure it may call addend_set_error first to say why. Called from one thread at a
- * time, not the one that created it. */
+ * status; on failure it may call addend_set_error first to say why, and is not called again: the
+ * reducer is ADDEND_UNAVAILABLE then. Called from one thread at a time, not the one that
+ * created it. */
 typedef addend_status (*addend_reduce_function)(void* context, addend_round* round,
                                                 uint64_t timeout_ns);
 ADDEND_API addend_status addend_custom_create(uint32_t world, uint32_t worker,
