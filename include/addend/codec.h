@@ -12,9 +12,10 @@
 // the same everywhere without negotiation.
 //
 // Backends. A codec executes where its layout says. On a device, `gradient` and plane memory are
-// device pointers and all work is enqueued on `stream`: begin and finish never wait, and next_round
-// waits only for the few bytes that say how large the planes are (the union count is known to the
-// device alone); contents are valid in stream order.
+// device pointers and all work is enqueued on `stream`: begin never waits, next_round only for the
+// few bytes that say how large the planes are (the union count is known to the device alone), and
+// finish, of quant and of sketches, for those that say whether the sums can be; contents are valid
+// in stream order.
 #pragma once
 
 #include <array>

@@ -234,7 +234,9 @@ struct CustomOptions {
   bool takes_devices = false;
 };
 
-/// The caller's own engine. Its function is called by one thread at a time.
+/// The caller's own engine. Its function is called by one thread at a time, and not again once it
+/// has failed (kInvalidArgument, kMismatch and kChanged say that nothing was lost) or was
+/// abandoned.
 Result<std::unique_ptr<Reducer>> create_custom_reducer(const CustomOptions& options,
                                                        ReduceFunction function);
 

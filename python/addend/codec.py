@@ -46,6 +46,8 @@ class Codec:
     `stream` (a cudaStream_t as a number), so that calls return before it is done.
     """
 
+    _soon: Any = library  # for what a hook asks; a device's plan may wait for its stream
+
     def __init__(
         self,
         spec: str,
@@ -91,6 +93,8 @@ class Codec:
         layout.device, layout.stream = _DEVICES.index(device), stream
         layout.network_gathers = int(gathers)
         layout.network_narrows = int(narrows)
+        if device == "cpu":
+            self._soon = library.quick
         self._own(spec, created(library.codec_create, spec.encode(), layout))
 
     def _own(self, spec: str, handle: int) -> None:
@@ -127,7 +131,7 @@ class Codec:
     def skip_step(self) -> None:
         """The next step's plan is dense (`next_mode`), and somebody else does it who adds gradients
         as they are: the codec goes on as if it had."""
-        check(library.quick.codec_skip_step(self._open()))
+        check(self._soon.codec_skip_step(self._open()))
 
     def set_missing(self, workers: int) -> None:
         """Between begin and finish: the sums are without these workers (bit w is worker w). The
@@ -148,7 +152,7 @@ class Codec:
 
     def is_next_dense(self) -> bool:
         """Whether that is a plain sum: asked for every bucket of every step."""
-        return bool(library.quick.codec_next_mode(self._open()) == b"dense")
+        return bool(self._soon.codec_next_mode(self._open()) == b"dense")
 
     @property
     def memory_bytes(self) -> int:

@@ -200,8 +200,14 @@ class StagedReducer final : public Reducer {
         fill_round(leg, round, nullptr, {});
     }
     ways_.push_back(std::move(way));
-    ADDEND_TRY(start_what_came());
-    return ways_.back().number;
+    const uint64_t number = ways_.back().number;
+    const Status started = start_what_came();
+    if (started) return number;
+    // Its planes are the caller's again.
+    if (bus_) bus_->drain();
+    if (find(number)->started > find(number)->ended) host_->abandon();
+    forget(number);
+    return started.error();
   }
 
   static void fill_round(Leg& leg, const Round& round, uint8_t* memory,

@@ -191,6 +191,23 @@ TEST(CustomReducer, ItsFunctionIsCalledAgainAfterAMismatch) {
   EXPECT_TRUE(reducer->reduce(round, soon()));
 }
 
+TEST(StagedReducer, ARoundThatCannotBeStartedLeavesNothingBehind) {
+  auto host = create_custom_reducer(
+      {}, [](Round&, Deadline) { return Status(make_error(Errc::kTimeout, "no answer")); });
+  auto reducer = create_staged_reducer(std::move(*host), kSmall);
+  ASSERT_TRUE(reducer);
+  std::vector<uint32_t> lanes(20000, 1);
+  Round round;
+  round.add({Op::kSumI32, lanes.size(), lanes.data(), nullptr, nullptr});
+  const auto number = (*reducer)->start(round);
+  ASSERT_TRUE(number);
+  EXPECT_EQ((*reducer)->wait(*number, soon()).error().code, Errc::kTimeout);
+  for (uint64_t next = *number + 1; next < *number + 3; ++next) {
+    EXPECT_EQ((*reducer)->start(round).error().code, Errc::kUnavailable);
+    EXPECT_EQ((*reducer)->wait(next, soon()).error().code, Errc::kInvalidArgument) << "unknown";
+  }
+}
+
 TEST(StagedReducer, OptionsThatMakeNoSenseAreRefused) {
   EXPECT_FALSE(create_staged_reducer(nullptr));
   auto group = create_local_group(1);

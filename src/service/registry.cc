@@ -361,7 +361,10 @@ void Registry::lost(ConnectionId from, bool silent) {
                     [](const Member& member) { return member.connection != 0; }));
   const bool enough = job.options.quorum > 0 && left >= job.options.quorum;
   // If it may come back, the others should, too: whoever hears of an end fails.
-  if (job.epoch != 0 && !enough && silent && job.options.quorum > 0) return let_go(key);
+  if (job.epoch != 0 && !enough && silent && job.options.quorum > 0) {
+    log(LogLevel::kWarning, "fewer than the quorum are left: they are let go", job, worker);
+    return let_go(key);
+  }
   if (job.epoch != 0 && !enough) end_epoch(job, ADDEND_NOTICE_CLOSED, worker);
   if (job.epoch == 0) leave_upstream(job, false);
   remove_if_done(key);

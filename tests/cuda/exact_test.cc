@@ -296,6 +296,18 @@ TEST_F(CudaExact, SketchesOfThousandsOfChunks) {
   run(of("exact:mode=sketch,density=0.55", DType::kF32, kCount, 1), {0.55}, false);
 }
 
+// Chunks whose sums, or whose words, are more than a CTA's own memory.
+TEST_F(CudaExact, SketchesOfOneLargeChunk) {
+  const auto cells = [](uint64_t keys) {
+    const auto shape = exact::SketchShape::plan(keys, 1, 1, 0);
+    return shape.chunks == 1 ? shape.chunk_cells() : 0;
+  };
+  ASSERT_GT(cells(25000) * 8, 232448u);
+  run(of("exact:mode=sketch,density=0.25", DType::kF32, 100003, 1), {0.25}, false);
+  ASSERT_GT(cells(30000) * 49 / 8, 232448u);
+  run(of("exact:mode=sketch,density=0.3", DType::kF32, 100003, 1), {0.3}, false);
+}
+
 // A CTA that peels has 14 bytes a cell and a little; beyond 48 KiB it has to ask.
 TEST_F(CudaExact, SketchesAboutAsLargeAsWhatNobodyAsksFor) {
   for (uint64_t keys = 2000; keys < 4000; ++keys) {

@@ -108,9 +108,10 @@ Result<uint32_t> DeviceSketch::top() const {
 }
 
 Status DeviceSketch::peel(const index::CountedUnion& all, uint64_t keys) {
-  if (keys > std::numeric_limits<uint32_t>::max())
-    return make_error(Errc::kUnsupported, "a sketch of " + std::to_string(keys) +
-                                              " keys: a device peels fewer than 2^32");
+  // Slots, of which chunks have as many as cells.
+  if (shape_.cells() > std::numeric_limits<uint32_t>::max())
+    return make_error(Errc::kUnsupported, "a sketch of " + std::to_string(shape_.cells()) +
+                                              " cells: a device peels fewer than 2^32");
   ADDEND_TRY(reserve_bins());
   ADDEND_TRY(slots_.reserve(keys * sizeof(uint32_t)));
   ADDEND_TRY(stuck_.reserve(width(), layout_.count));

@@ -240,7 +240,8 @@ Status check_operations(uint32_t before, uint32_t now) {
   if ((now & ~before & kFloats) != 0) {
     return make_error(Errc::kMismatch, "the job may sum floats now; all workers must join anew");
   }
-  const uint32_t lost = before & ~now;
+  constexpr uint32_t kKnown = (1u << ADDEND_OP_COUNT) - 1;  // a newer server may have others
+  const uint32_t lost = before & ~now & kKnown;
   if (lost == 0) return {};
   return make_error(Errc::kMismatch, std::string("the job does not allow ") +
                                          op_name(static_cast<Op>(std::countr_zero(lost))) +

@@ -21,6 +21,7 @@ std::string refusal(uint32_t before, uint32_t now) {
 
 TEST(CheckOperations, AServerThatComesBackWithLessNamesWhatItDoesNotAddAnyMore) {
   EXPECT_EQ(refusal(kAll, kAll), "");
+  EXPECT_EQ(refusal(kAll | 1u << ADDEND_OP_COUNT, kAll), "") << "a newer server's";
   for (uint32_t op = 0; op < ADDEND_OP_COUNT; ++op) {
     if (op == ADDEND_OP_SUM_F32) continue;
     const std::string message = refusal(kAll, kAll & ~(1u << op));
